@@ -9,12 +9,44 @@
 """
 from __future__ import annotations
 
+import argparse
+import asyncio
+import base64
 import bisect
+import codecs
+import contextlib
+import csv
+import datetime
+import gc
+import hashlib
+import io
+import itertools
 import json
 import math
+import os
+import platform
+import re
+import secrets
+import shutil
+import signal
+import socket
 import sys
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import tempfile
+import time
+import urllib.parse
+import zlib
+from array import array
+from dataclasses import MISSING, dataclass, field, replace
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+try:
+    import fcntl
+except ImportError:         # Windows
+    fcntl = None            # type: ignore[assignment]
+try:
+    import msvcrt
+except ImportError:         # everywhere else
+    msvcrt = None           # type: ignore[assignment]
 
 __version__ = "1.0.0"
 
@@ -116,6 +148,7 @@ class Acceptance:
     requests: Optional[int] = None              # number of requests covered
     source: Optional[str] = None
     missing: Optional[str] = None
+    gauges: Mapping[str, float] = field(default_factory=dict)   # the server's own gauges: shown, never calculated with
 
     @property
     def acceptance_rate(self) -> Optional[float]:
@@ -238,6 +271,7 @@ class Pass:
     replies: Tuple[Reply, ...]
     wall_s: float               # seconds in which this server had requests of the pass to answer
     purpose: str = "timed"      # timed | floor (the baseline again: its agreement with itself)
+    of_level: Optional[int] = None  # a floor's: the level whose prompts are asked again
     started_at: str = ""        # ISO-8601 UTC
     acceptance: Acceptance = Acceptance(missing="not asked")
     counters_delta: Mapping[str, float] = field(default_factory=dict)   # every speculation series that moved
@@ -351,42 +385,2483 @@ class Run:
 # 3. Prompts (pure, and one reader)
 # ======================================================================================================================
 #
-# What will be asked, in which order, with which digest.
+# Prompts come from the built-in dozen, from the sets in `prompts/` beside this file, or from a file that somebody already
+# has, whose shape is told by its content. A prompt's identity is what is sent (messages, tools), never its place in a file.
+
+BUILTIN = "builtin"
+SETS = ("copy", "closed", "open", "agent", "math", "mixed")
+MAX_PROMPT_FILE_BYTES = 256 << 20
+
+_BUILTIN_COPY = (
+    "Return this function complete and unchanged except that `total` is renamed to `amount`. Code only.\n\n"
+    "def invoice(lines, discount=0.0):\n    total = 0.0\n    for name, price, count in lines:\n        if count < 1:\n"
+    "            raise ValueError(f\"no items of {name}\")\n        total += price * count\n"
+    "    total -= total * discount\n    return round(total, 2)\n",
+    "Turn this list into a JSON array of objects with the keys name, platform and minutes. Keep every value as it is.\n\n"
+    "harbour line, platform 4, 12 minutes\nairport express, platform 1, 7 minutes\nvalley local, platform 6, 31 minutes\n"
+    "night sleeper, platform 2, 55 minutes\ncoast shuttle, platform 9, 18 minutes\n",
+    "Correct only the spelling in the following note and return the whole note.\n\n"
+    "The greenhous was watered at six. The tomatos in the second row are ripe, the peppers in the thrid row are not. "
+    "Please pick the ripe ones befor noon and leave the crates beside the door, since the van arives at one.",
+    "Repeat the following minutes word for word, then add one line that begins with NEXT: and names the next step.\n\n"
+    "Anna reported that the boiler was inspected on Monday. Ben ordered two valves and a gauge. Carla will be on site on "
+    "Thursday when the valves arrive. The gauge is late and is expected a week after the valves.",
+)
+_BUILTIN_CLOSED = (
+    "Which gas do plants take up from the air for photosynthesis? Answer in one sentence.",
+    "List the seven days of the week in order, starting with Monday, one a line.",
+    "What is the boiling point of water at sea level, in degrees Celsius and in degrees Fahrenheit?",
+    "Explain in two sentences what a binary search does and what it needs of its input.",
+)
+_BUILTIN_OPEN = (
+    "Write a short story about a lighthouse keeper who finds that the light answers questions.",
+    "Describe a market on a moon that has no atmosphere, as a traveller would in a letter home.",
+    "Write a dialogue between a retired clock and the child who inherits it.",
+    "Invent three festivals for a town that lives on a bridge, and say how each began.",
+)
+# Outside every workload, so that warming a server up never shows it a prompt that will be measured.
+_WARM_UP = "Warm-up request {number}: describe what a {thing} is for, in a few plain sentences."
+_WARM_UP_THINGS = ("kettle", "ladder", "compass", "sieve", "hinge", "bellows", "funnel", "anvil", "pulley", "loom")
+
+
+def builtin_prompts() -> Tuple[Prompt, ...]:
+    """The dozen prompts of the lesson's kind that need no file: four copy-heavy, four closed, four open."""
+    groups = (("copy", _BUILTIN_COPY), ("closed", _BUILTIN_CLOSED), ("open", _BUILTIN_OPEN))
+    return tuple(Prompt(f"builtin-{category}-{number}", BUILTIN, _user(text), category)
+                 for category, texts in groups for number, text in enumerate(texts, 1))
+
+
+def warm_up_prompt(number: int) -> Prompt:
+    """The number-th warm-up prompt; no two share their text, and none belongs to a workload."""
+    thing = _WARM_UP_THINGS[number % len(_WARM_UP_THINGS)]
+    return Prompt(f"warm-up-{number}", "warm-up", _user(_WARM_UP.format(number=number + 1, thing=thing)))
+
+
+def _user(text: str) -> Tuple[Mapping[str, Any], ...]:
+    return ({"role": "user", "content": text},)
+
+
+def prompt_sha256(prompt: Prompt) -> str:
+    """Digest of what is sent for a prompt (messages, tools, its own token limit), whatever its id."""
+    sent = {"messages": list(prompt.messages), "tools": prompt.tools and list(prompt.tools), "max_tokens": prompt.max_tokens}
+    return hashlib.sha256(json.dumps(sent, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def prompts_sha256(prompts: Iterable[Prompt]) -> str:
+    """Digest of a list of prompts, in order: two measurements are comparable only where it is equal."""
+    return hashlib.sha256("\n".join(map(prompt_sha256, prompts)).encode()).hexdigest()
+
+
+def take(prompts: Sequence[Prompt], limit: Optional[int]) -> Tuple[Prompt, ...]:
+    """The first `limit` prompts, spread evenly over the categories, in file order; all of them for None."""
+    if limit is None or limit >= len(prompts):
+        return tuple(prompts)
+    turn: Dict[Optional[str], int] = {}     # how many of its category come before each prompt
+    ranked = []
+    for place, prompt in enumerate(prompts):
+        turn[prompt.category] = turn.get(prompt.category, -1) + 1
+        ranked.append((turn[prompt.category], place))
+    chosen = sorted(place for _, place in sorted(ranked)[:limit])
+    return tuple(prompts[place] for place in chosen)
+
+
+def without_repeats(prompts: Iterable[Prompt], seen: Iterable[str] = ()) -> Tuple[Prompt, ...]:
+    """The prompts whose text is neither in `seen` (digests) nor earlier in the list."""
+    known = set(seen)
+    kept = []
+    for prompt in prompts:
+        digest = prompt_sha256(prompt)
+        if digest not in known:
+            known.add(digest)
+            kept.append(prompt)
+    return tuple(kept)
+
+
+def slice_for_level(prompts: Sequence[Prompt], level_index: int, levels: int) -> Tuple[Prompt, ...]:
+    """The prompts of one of `levels` concurrency levels: items[i::levels], so that no level repeats another's."""
+    return tuple(prompts[level_index::levels])
+
+
+class PromptFile(NamedTuple):
+    """What was read from a prompt file: its prompts, its bytes' digest, its shape in words and what was left out."""
+
+    prompts: Tuple[Prompt, ...]
+    sha256: str
+    shape: str
+    caveats: Tuple[Caveat, ...]
+
+
+def read_prompt_file(path: str, workload: Optional[str] = None, prompt_key: Optional[str] = None) -> PromptFile:
+    """The prompts of a file in any of the shapes that people have. MeasureError names file, record and what was found."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_PROMPT_FILE_BYTES + 1)
+    except OSError as error:
+        raise MeasureError(f"The prompt file {path} cannot be read: {error.strerror or error}.",
+                           "check the path; --prompts takes a file with one prompt a line, JSON lines, JSON or CSV") from None
+    if len(data) > MAX_PROMPT_FILE_BYTES:
+        raise MeasureError(f"The prompt file {path} is larger than {MAX_PROMPT_FILE_BYTES >> 20} MiB.",
+                           "cut the prompts that you want to measure out of it")
+    stem = os.path.basename(path).split(".")[0] or "file"
+    return parse_prompts(data, path, workload or stem, prompt_key)
+
+
+def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[str] = None) -> PromptFile:
+    """The prompts in the bytes of a file called `name`: the shape is told by the content, never by the name."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    text = _text_of(_unzipped(data, name), name)
+    shape, records = _records_of(text, name)
+    stem = os.path.basename(name).split(".")[0] or "file"
+    prompts, caveats, ids = [], [], {}      # type: List[Prompt], List[Caveat], Dict[str, int]
+    digests: Dict[str, str] = {}
+    for place, record in records:
+        prompt = _prompt_of(record, f"{name}, {place}", workload, prompt_key)
+        identity = prompt.id or f"{stem}-{len(prompts)}"
+        ids[identity] = ids.get(identity, 0) + 1
+        if ids[identity] > 1:
+            renamed = f"{identity}-{ids[identity]}"
+            caveats.append(Caveat(f"{name}, {place}: the id {identity!r} was used before; it is called {renamed!r} here.",
+                                  "Give every record an id of its own."))
+            identity = renamed
+        prompt = replace(prompt, id=identity)
+        first = digests.setdefault(prompt_sha256(prompt), identity)
+        if first != identity:
+            caveats.append(Caveat(f"{name}, {place}: the same prompt as {first}; it is left out.",
+                                  "A prompt asked twice is answered from caches."))
+            continue
+        prompts.append(prompt)
+    if not prompts:
+        raise MeasureError(f"The prompt file {name} holds no prompt.", "put one prompt on each line")
+    return PromptFile(tuple(prompts), sha256, shape, tuple(caveats))
+
+
+def _unzipped(data: bytes, name: str) -> bytes:
+    if data[:2] != b"\x1f\x8b":
+        return data
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        text = reader.decompress(data, MAX_PROMPT_FILE_BYTES)
+    except zlib.error as error:
+        raise MeasureError(f"The prompt file {name} begins like gzip but cannot be unpacked: {error}.",
+                           "fetch the file again, or unpack it yourself") from None
+    if reader.unconsumed_tail or not reader.eof:
+        raise MeasureError(f"The gzip file {name} is cut short or unpacks to more than {MAX_PROMPT_FILE_BYTES >> 20} MiB.",
+                           "fetch the file again, or cut the prompts that you want to measure out of it")
+    return text
+
+
+def _text_of(data: bytes, name: str) -> str:
+    marks = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+    encoding = next((encoding for mark, encoding in marks if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise MeasureError(f"{name}, line {line}: the byte 0x{data[error.start]:02x} is not {encoding.upper()}.",
+                           "save the file as UTF-8") from None
+    if "\x00" in text:
+        raise MeasureError(f"{name}, line {text.count(chr(10), 0, text.index(chr(0))) + 1}: a NUL character; this is no text file.",
+                           "save the file as UTF-8 text")
+    return text
+
+
+Record = Union[str, Dict[str, Any]]
+
+
+def _records_of(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
+    """The shape in words, and each record with its place. Lines end at LF only: U+2028 may stand inside a JSON string."""
+    lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
+    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not filled:
+        raise MeasureError(f"The prompt file {name} is empty.", "put one prompt on each line")
+    first = filled[0][1].lstrip()
+    if first[0] == "[":
+        return _array_records(text, name)
+    if first[0] == "{":
+        return _json_line_records(text, filled, name)
+    if _looks_like_csv(first):
+        return _csv_records(text, name)
+    return "plain text, one prompt a line", [(f"line {number}", line.strip()) for number, line in filled]
+
+
+def _array_records(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
+    try:
+        array = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MeasureError(f"{name} begins like a JSON array but is none: {error}.", "check the file with a JSON tool") from None
+    return "a JSON array", [(f"record {number}", record) for number, record in enumerate(array, 1)]
+
+
+def _json_line_records(text: str, filled: Sequence[Tuple[int, str]], name: str) -> Tuple[str, List[Tuple[str, Record]]]:
+    records: List[Tuple[str, Record]] = []
+    for number, line in filled:
+        try:
+            records.append((f"record {len(records) + 1} (line {number})", json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            whole = _one_object(text) if len(records) == 0 else None
+            if whole is not None:
+                return "one JSON object", whole
+            raise MeasureError(f"{name}, record {len(records) + 1} (line {number}) is no JSON: {error}.",
+                               f"mend or remove the line; it begins {shorten(line, 40)!r}") from None
+    return "JSON lines", records
+
+
+def _one_object(text: str) -> Optional[List[Tuple[str, Record]]]:
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    inner = next((whole[key] for key in ("data", "prompts", "questions", "items") if isinstance(whole.get(key), list)), [whole])
+    return [(f"record {number}", record) for number, record in enumerate(inner, 1)]
+
+
+_CSV_COLUMNS = ("prompt", "question", "text", "instruction")
+
+
+def _looks_like_csv(header: str) -> bool:
+    cells = [cell.strip().strip('"').lower() for cell in re.split("[,;\t]", header)]
+    return any(column in cells for column in _CSV_COLUMNS) and all(len(cell) <= 40 for cell in cells) and (
+        len(cells) > 1 or cells[0] == "prompt")
+
+
+def _csv_records(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
+    header = text.split("\n", 1)[0]
+    delimiter = max(",;\t", key=header.count)
+    csv.field_size_limit(MAX_PROMPT_FILE_BYTES)
+    try:
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise MeasureError(f"{name} begins like CSV but cannot be read: {error}.", "check the quotes") from None
+    records: List[Tuple[str, Record]] = []
+    for number, row in enumerate(rows, 1):
+        record = {str(key).strip().lower(): value for key, value in row.items() if key is not None and value is not None}
+        if any(str(value).strip() for value in record.values()):
+            records.append((f"record {number}", record))
+    return "CSV", records
+
+
+_TEXT_KEYS = ("messages", "turns", "conversations", "question", "prompt", "text", "instruction")
+_ID_KEYS = ("id", "question_id", "task_id", "custom_id")
+
+
+def _prompt_of(record: Any, place: str, workload: str, prompt_key: Optional[str]) -> Prompt:
+    """The prompt that one record of any known shape asks for; its id is "" where the record has none."""
+    if isinstance(record, str):
+        record = {"prompt": record}
+    if not isinstance(record, dict):
+        raise MeasureError(f"{place}: a {type(record).__name__}, not an object or a text.", "give one object a prompt")
+    body = record.get("body")
+    source = {**body, **record} if isinstance(body, dict) else record       # OpenAI batch
+    key = prompt_key or next((key for key in _TEXT_KEYS if source.get(key) not in (None, "", [])), None)
+    if key is None or key not in source:
+        empty = next((key for key in _TEXT_KEYS if key in source), None)
+        if empty and not prompt_key:
+            raise MeasureError(f"{place}: the prompt is empty (key {empty!r}).", "fill it in or remove the record")
+        raise MeasureError(f"{place}: no prompt found among the keys {', '.join(map(repr, list(record)[:12])) or '(none)'}.",
+                           f"use one of {', '.join(_TEXT_KEYS)}, or name the key with --prompt-key")
+    messages = _messages_of(key, source, place)
+    tools = _tools_of(source, place)
+    identity = next((str(record[key]) for key in _ID_KEYS if record.get(key) not in (None, "")), "")
+    category = record.get("category")
+    limit = source.get("max_tokens")
+    return Prompt(identity, str(record.get("workload") or workload), messages, None if category is None else str(category), tools,
+                  _answer_of(source, tools), limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None)
+
+
+def _messages_of(key: str, source: Mapping[str, Any], place: str) -> Tuple[Mapping[str, Any], ...]:
+    value = source[key]
+    if key == "conversations":
+        value = _first_human(value, place)
+    elif key == "turns" and isinstance(value, list):
+        value = value[0]            # a second turn needs the model's own answer to the first
+    elif key == "question" and isinstance(value, list):
+        value = value[0] if value and isinstance(value[0], list) else value     # BFCL: a list of turns of messages
+    elif key == "instruction" and source.get("input"):
+        value = f"{value}\n\n{source['input']}"
+    elif key == "prompt" and "entry_point" in source and isinstance(value, str):
+        return _user(_HUMAN_EVAL.format(code=value))
+    if isinstance(value, list):
+        return _checked_messages(value, place)
+    if not isinstance(value, str):
+        raise MeasureError(f"{place}: the key {key!r} holds a {type(value).__name__}, not a text.", "name the right key with --prompt-key")
+    if not value.strip():
+        raise MeasureError(f"{place}: the prompt is empty (key {key!r}).", "fill it in or remove the record")
+    system = source.get("system")
+    return ({"role": "system", "content": system}, *_user(value)) if isinstance(system, str) and system.strip() else _user(value)
+
+
+# HumanEval's prompts are the beginning of a file, meant for plain completion; a chat model has to be told so.
+_HUMAN_EVAL = "Complete this Python function. Return the whole function, code only.\n\n```python\n{code}\n```"
+
+
+def _first_human(turns: Any, place: str) -> str:
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and turn.get("from", turn.get("role")) in ("human", "user"):
+            text = turn.get("value", turn.get("content"))
+            if isinstance(text, str) and text.strip():
+                return text
+    raise MeasureError(f"{place}: the conversation has no turn of a human.", "remove the record")
+
+
+def _checked_messages(messages: Sequence[Any], place: str) -> Tuple[Mapping[str, Any], ...]:
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise MeasureError(f"{place}: a message is no object with a role.", 'write {"role": "user", "content": "..."}')
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]    # a recorded answer is not part of the question
+    if not any(message["role"] == "user" and message.get("content") for message in messages):
+        raise MeasureError(f"{place}: no user message with content.", "fill it in or remove the record")
+    return tuple(dict(message) for message in messages)
+
+
+_BFCL_TYPES = {"dict": "object", "float": "number", "tuple": "array", "double": "number", "hashmap": "object", "arraylist": "array"}
+
+
+def _tools_of(source: Mapping[str, Any], place: str) -> Optional[Tuple[Mapping[str, Any], ...]]:
+    """The tools in OpenAI's schema, whatever dialect they were written in; None without tools."""
+    given = source.get("tools") or source.get("function") or source.get("functions")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)       # ToolACE-like sets keep the schemas as a JSON text
+        except ValueError:
+            raise MeasureError(f"{place}: the tools are no JSON.", "give a list of OpenAI tool schemas") from None
+    if not given:
+        return None
+    tools = []
+    for tool in given if isinstance(given, list) else [given]:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise MeasureError(f"{place}: a tool has no function name.", "give a list of OpenAI tool schemas")
+        parameters = _openai_schema(function.get("parameters") or function.get("arguments") or {})
+        parameters = parameters if "type" in parameters else {"type": "object", **parameters}
+        tools.append({"type": "function", "function": {"name": tool_name(function["name"]),
+                                                       "description": str(function.get("description", "")), "parameters": parameters}})
+    return tuple(tools)
+
+
+def tool_name(name: str) -> str:
+    """The function name as OpenAI's API takes it: [A-Za-z0-9_-]{1,64}, every other character replaced by "_"."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "_"
+
+
+def _openai_schema(schema: Any) -> Any:
+    """A JSON schema with BFCL's type names mapped to JSON's at every depth ("any" means no type at all)."""
+    if isinstance(schema, list):
+        return [_openai_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    mapped = {}
+    for key, value in schema.items():
+        if key == "properties" and isinstance(value, dict):
+            mapped[key] = {name: _openai_schema(inner) for name, inner in value.items()}    # a property may be called "type"
+        elif key == "type" and isinstance(value, str):
+            if value.lower() != "any":
+                mapped[key] = _BFCL_TYPES.get(value.lower(), value.lower())
+        elif key in ("enum", "default", "const", "example", "examples"):
+            mapped[key] = value
+        else:
+            mapped[key] = _openai_schema(value)
+    return mapped
+
+
+def _answer_of(source: Mapping[str, Any], tools: Optional[Sequence[Mapping[str, Any]]]) -> Any:
+    """What a right answer is, where the record tells: its `answer` (after GSM8K's "####"), or the only tool there is."""
+    answer = source.get("answer")
+    if isinstance(answer, str):
+        return answer.rsplit("####", 1)[-1].strip() or None
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        return str(answer)
+    if isinstance(answer, list) and answer and all(isinstance(choice, str) for choice in answer):
+        return answer
+    if isinstance(answer, dict) and isinstance(answer.get("function"), str):
+        return {**answer, "function": tool_name(answer["function"])}
+    if tools and len(tools) == 1:
+        return {"function": tools[0]["function"]["name"]}
+    return None
+
+
+def shorten(text: str, length: int) -> str:
+    """The text, cut with an ellipsis of three dots where it is longer than `length` characters."""
+    return text if len(text) <= length else text[:max(0, length - 3)] + "..."
 
 
 # ======================================================================================================================
-# 4. One request on the wire (pure)
+# 4. Acceptance (pure)
 # ======================================================================================================================
 #
-# Bytes out; stamped bytes in -> Reply.
+# Two sources: fields of each response, and Prometheus counters read before and after a pass. Both end in one record that
+# means the same on every engine. Gauges are whole-life averages or the last window's value: shown as such, never
+# differenced, never averaged. What an engine calls what: its own documentation and pages, seen on real servers.
+
+MAX_METRICS_BYTES = 8 << 20
+MAX_METRICS_LINE = 1 << 16
+
+
+class Sample(NamedTuple):
+    """One line of a metrics page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class MetricsPage(NamedTuple):
+    """A metrics page, understood. `problem` says why there are no samples to be had; None for a good page."""
+
+    samples: Tuple[Sample, ...]
+    kinds: Mapping[str, str]        # metric name -> counter | gauge | histogram | ...
+    skipped_lines: int
+    started: Optional[str]          # what tells a restart besides the samples: a header
+    problem: Optional[str]
+
+
+def no_page(problem: str) -> MetricsPage:
+    """The page that could not be had, with the reason."""
+    return MetricsPage((), {}, 0, None, problem)
+
+
+# A label value may hold any character, also the closing brace and (escaped) quotes, so labels are walked, never split.
+_SAMPLE_NAME = re.compile(r"\s*([A-Za-z_:][A-Za-z0-9_:.]*)\s*")
+_LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|(?=\}))')
+_LOOSE_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="(.*?)"(?=,\s*[A-Za-z_][A-Za-z0-9_]*="|,?\s*$)')
+_UNESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+
+
+def parse_metrics(data: bytes, started: Optional[str] = None) -> MetricsPage:
+    """A Prometheus text or OpenMetrics page; lines that are none are counted and skipped, values that are not finite too."""
+    if len(data) > MAX_METRICS_BYTES:
+        return no_page(f"the metrics page is larger than {MAX_METRICS_BYTES >> 20} MiB")
+    text = data.decode("utf-8-sig", "replace")
+    if text[:1] == '"':             # one engine's builds sent the page as a JSON string
+        try:
+            text = json.loads(text)
+        except (ValueError, RecursionError):
+            return no_page("the metrics page is not in Prometheus' text format")
+    samples: List[Sample] = []
+    kinds: Dict[str, str] = {}
+    skipped = 0
+    for line in text.split("\n"):
+        line = line.strip("\r \t")
+        if line.startswith("#"):
+            words = line.split(None, 4)
+            if len(words) >= 4 and words[1] == "TYPE":
+                kinds[words[2]] = words[3]
+        elif line:
+            sample = _sample(line) if len(line) <= MAX_METRICS_LINE else None
+            if sample is None:
+                skipped += 1
+            elif math.isfinite(sample.value):
+                samples.append(sample)
+    if not samples:
+        return no_page("the metrics page is not in Prometheus' text format" if skipped else "the metrics page is empty")
+    return MetricsPage(tuple(samples), kinds, skipped, started, None)
+
+
+def _sample(line: str) -> Optional[Sample]:
+    match = _SAMPLE_NAME.match(line)
+    if not match:
+        return None
+    name, rest = match.group(1), line[match.end():]
+    labels: Mapping[str, str] = {}
+    if rest.startswith("{"):
+        walked = _labels(rest)
+        value = _value(rest[walked[1]:]) if walked else None
+        if walked is None or value is None:     # quotes that nobody escaped: all up to the last brace is labels
+            end = rest.rfind("}")
+            if end < 0:
+                return None
+            return _sample_of(name, dict(_LOOSE_LABEL.findall(rest[1:end][:4096])), _value(rest[end + 1:]))
+        labels = walked[0]
+        return Sample(name, labels, value)
+    return _sample_of(name, labels, _value(rest))
+
+
+def _sample_of(name: str, labels: Mapping[str, str], value: Optional[float]) -> Optional[Sample]:
+    return None if value is None else Sample(name, labels, value)
+
+
+def _labels(text: str) -> Optional[Tuple[Mapping[str, str], int]]:
+    labels: Dict[str, str] = {}
+    position = 1
+    while True:
+        match = _LABEL.match(text, position)
+        if not match:
+            break
+        raw = match.group(2)
+        labels[match.group(1)] = re.sub(r'\\[n"\\]', lambda part: _UNESCAPED[part.group()], raw) if "\\" in raw else raw
+        position = match.end()
+    while position < len(text) and text[position] in " \t":
+        position += 1
+    return (labels, position + 1) if text[position:position + 1] == "}" else None
+
+
+def _value(text: str) -> Optional[float]:
+    """The value before an optional timestamp and exemplar; None where there is none."""
+    words = text.split(None, 2)
+    if not words or (len(words) > 1 and not words[1].startswith("#") and not re.fullmatch(r"-?\d+(\.\d+)?", words[1])):
+        return None
+    try:
+        return float(words[0])
+    except ValueError:
+        return None
+
+
+# The families that carry acceptance, by what they count. vLLM's and llama.cpp's count verify steps that had a draft,
+# drafted tokens, and accepted tokens without the bonus token.
+_DRAFTS = ("vllm:spec_decode_num_drafts", "llamacpp:spec_decode_num_drafts")
+_DRAFT_TOKENS = ("vllm:spec_decode_num_draft_tokens", "llamacpp:spec_decode_num_draft_tokens", "trtllm_spec_decode_num_draft_tokens")
+_ACCEPTED = ("vllm:spec_decode_num_accepted_tokens", "llamacpp:spec_decode_num_accepted_tokens", "trtllm_spec_decode_num_accepted_tokens")
+_BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "llamacpp:spec_decode_num_accepted_tokens_per_pos")
+_VERIFY_CALLS = ("sglang:spec_verify_calls",)
+_GENERATED = ("vllm:generation_tokens", "llamacpp:tokens_predicted", "sglang:generation_tokens")
+_FINISHED = ("vllm:request_success", "sglang:num_requests")
+_PREFIX_QUERIES = ("vllm:prefix_cache_queries",)
+_PREFIX_HITS = ("vllm:prefix_cache_hits",)
+_LENGTH_GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
+_RATE_GAUGES = ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate")
+# llama.cpp prints its counters with six significant digits: from a million on, a difference of two is rounding.
+_SIX_DIGITS = 1_000_000
+_LABELS_OF_COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")   # the same count told by every rank of one replica
+
+
+def _series(page: MetricsPage, families: Sequence[str], model: str) -> Dict[Tuple[Tuple[str, str], ...], float]:
+    """The samples of the first family that the page has, by label set; exact names only, with or without `_total`."""
+    for family in families:
+        found = [sample for sample in page.samples if sample.name in (family, family + "_total")]
+        if not found:
+            continue
+        models = {sample.labels.get("model_name") for sample in found}
+        if model in models and len(models) > 1:
+            found = [sample for sample in found if sample.labels.get("model_name") == model]
+        series: Dict[Tuple[Tuple[str, str], ...], float] = {}
+        for sample in found:
+            labels = tuple(sorted((key, value) for key, value in sample.labels.items() if key not in _LABELS_OF_COPIES))
+            series[labels] = max(series.get(labels, -math.inf), sample.value)
+        return series
+    return {}
+
+
+class Delta(NamedTuple):
+    """What a counter family rose by between two pages: in all and by label set; None where the page has no such family."""
+
+    total: Optional[float]
+    by_labels: Mapping[Tuple[Tuple[str, str], ...], float]
+    highest: float          # the largest single value seen: what the printed digits are worth
+
+
+def _delta(before: MetricsPage, after: MetricsPage, families: Sequence[str], model: str) -> Delta:
+    later = _series(after, families, model)
+    if not later:
+        return Delta(None, {}, 0.0)
+    earlier = _series(before, families, model)
+    rises = {labels: value - earlier.get(labels, 0.0) for labels, value in later.items()}
+    return Delta(sum(rises.values()), rises, max(later.values()))
+
+
+def restarted(before: MetricsPage, after: MetricsPage) -> bool:
+    """Whether the server began anew between two pages: a start time that changed, or a counter that fell."""
+    if before.started != after.started:
+        return True
+    starts = [{(s.name, tuple(sorted(s.labels.items()))): s.value for s in page.samples
+               if s.name.endswith("_created") or s.name == "process_start_time_seconds"} for page in (before, after)]
+    if any(after_value != starts[0][key] for key, after_value in starts[1].items() if key in starts[0]):
+        return True
+    later = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in after.samples}
+    for sample in before.samples:
+        key = (sample.name, tuple(sorted(sample.labels.items())))
+        if _is_counter(sample.name, before.kinds) and later.get(key, math.inf) < sample.value:
+            return True
+    return False
+
+
+_NOT_ADDITIVE = ("llamacpp:n_tokens_max",)      # typed a counter, but a high-water mark
+
+
+def _is_counter(name: str, kinds: Mapping[str, str]) -> bool:
+    if name in _NOT_ADDITIVE or name.endswith("_created"):
+        return False
+    base = name[:-6] if name.endswith("_total") else name
+    kind = kinds.get(name, kinds.get(base))
+    return kind == "counter" or (kind is None and name.endswith("_total"))
+
+
+_SPECULATION_WORDS = ("spec_decode", "speculat", "draft", "accept", "spec_verify")
+
+
+def speculation_delta(before: MetricsPage, after: MetricsPage) -> Dict[str, float]:
+    """What the run added to every counter whose name mentions speculation, by series; engines rename theirs, so all are kept."""
+    if before.problem or after.problem or restarted(before, after):
+        return {}
+    earlier = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in before.samples}
+    rises: Dict[str, float] = {}
+    for sample in after.samples:
+        if any(word in sample.name for word in _SPECULATION_WORDS) and _is_counter(sample.name, after.kinds):
+            labels = tuple(sorted(sample.labels.items()))
+            shown = ",".join(f'{key}="{value}"' for key, value in labels)
+            rises[f"{sample.name}{{{shown}}}" if shown else sample.name] = sample.value - earlier.get((sample.name, labels), 0.0)
+    return rises
+
+
+def server_gauges(page: MetricsPage) -> Dict[str, float]:
+    """The server's own acceptance gauges, whole life or last window: to be shown, never to be calculated with."""
+    return {sample.name: sample.value for sample in page.samples if sample.name in _LENGTH_GAUGES + _RATE_GAUGES}
+
+
+def kv_cache_tokens(page: MetricsPage) -> Optional[int]:
+    """Tokens that the key-value cache holds, where the page tells; summed over data-parallel engines."""
+    sizes: Dict[str, float] = {}
+    for sample in page.samples:
+        if sample.name == "vllm:cache_config_info":
+            told = _finite(sample.labels.get("kv_cache_size_tokens"))
+            blocks, size = _finite(sample.labels.get("num_gpu_blocks")), _finite(sample.labels.get("block_size"))
+            tokens = told if told is not None else blocks * size if blocks is not None and size is not None else None
+            if tokens is not None:
+                sizes[sample.labels.get("engine", "0")] = tokens
+        elif sample.name == "sglang:max_total_num_tokens":
+            sizes[sample.labels.get("dp_rank", "0")] = sample.value
+    return int(sum(sizes.values())) if sizes else None
+
+
+def _finite(text: Optional[str]) -> Optional[float]:
+    try:
+        return float(text) if text is not None and math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
+def acceptance_from_counters(before: MetricsPage, after: MetricsPage, model: str, requests: int,
+                             completion_tokens: Optional[int]) -> Acceptance:
+    """Acceptance of what ran between two pages; nothing but a reason where it cannot be told.
+
+    `requests` and `completion_tokens` are our own completed requests and their tokens: if the server generated clearly
+    more, somebody else used it too, and the counters are not ours.
+    """
+    gauges = server_gauges(after)
+    problem = before.problem or after.problem
+    if problem:
+        return Acceptance(missing=problem)
+    if restarted(before, after):
+        return Acceptance(missing="the server restarted during the run", gauges=gauges)
+    drafts, drafted, accepted, verified, generated = (
+        _delta(before, after, families, model) for families in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED, _VERIFY_CALLS, _GENERATED))
+    if drafted.total is None and verified.total is None:
+        return Acceptance(missing=_no_counters(gauges), gauges=gauges)
+    foreign = _foreign_tokens(generated, completion_tokens)
+    if foreign:
+        return Acceptance(missing=f"somebody else used the server: it generated {foreign:.0f} tokens more than our requests", gauges=gauges)
+    if drafted.total is None:
+        return _acceptance_from_verify_calls(before, after, model, verified, generated, requests)
+    by_position = _positions(_delta(before, after, _BY_POSITION, model))
+    exact = {"drafts": drafts.total, "accepted": accepted.total}
+    if drafted.highest >= _SIX_DIGITS and any(name.startswith("llamacpp:") for name in (s.name for s in after.samples)):
+        return Acceptance(missing="the counters are past a million, where llama.cpp prints only six digits", gauges=gauges)
+    if not drafted.total:
+        return Acceptance(0, 0, 0, None, completion_tokens, requests, "metrics counters", "no drafts in this run", gauges)
+    return Acceptance(_count(exact["drafts"]), _count(drafted.total), _count(exact["accepted"]), by_position, completion_tokens,
+                      requests, "metrics counters", None, gauges)
+
+
+def _no_counters(gauges: Mapping[str, float]) -> str:
+    reason = "no acceptance counters on the metrics page"
+    if not gauges:
+        return reason
+    told = ", ".join(f"{name} {value:g}" for name, value in gauges.items())
+    odd = any(name in _RATE_GAUGES and not 0 <= value <= 1 for name, value in gauges.items())
+    return f"{reason}, only server gauges for its whole life ({told}{'; a rate outside 0..1 is refused' if odd else ''})"
+
+
+def _foreign_tokens(generated: Delta, ours: Optional[int]) -> Optional[float]:
+    """Tokens generated beyond our own, where that is clearly more than rounding and the odd token past a stop."""
+    if generated.total is None or ours is None:
+        return None
+    excess = generated.total - ours
+    allowed = 8 + 0.05 * ours + (10 * 10 ** (math.floor(math.log10(generated.highest)) - 5) if generated.highest >= _SIX_DIGITS else 0)
+    return excess if excess > allowed else None
+
+
+def _acceptance_from_verify_calls(before: MetricsPage, after: MetricsPage, model: str, verified: Delta, generated: Delta,
+                                  requests: int) -> Acceptance:
+    """SGLang counts verify calls and tokens: accepted is what is left of the tokens after each request's first and each
+    call's own token. Tokens cut off at a stop are not seen, so it is a lower bound."""
+    gauges = server_gauges(after)
+    finished = _delta(before, after, _FINISHED, model).total
+    if not verified.total or generated.total is None:
+        return Acceptance(0, None, None, None, None, requests, "metrics counters", "no drafts in this run", gauges)
+    count = requests if finished is None else int(finished)
+    accepted = max(0.0, generated.total - count - verified.total)
+    return Acceptance(_count(verified.total), None, _count(accepted), None, _count(generated.total), count,
+                      "metrics counters (verify calls; accepted tokens are a lower bound)", None, gauges)
+
+
+def _positions(delta: Delta) -> Optional[Tuple[int, ...]]:
+    """Accepted tokens by draft position, summed over engines; positions may come in any order."""
+    sums: Dict[int, float] = {}
+    for labels, rise in delta.by_labels.items():
+        position = _finite(dict(labels).get("position"))
+        if position is not None and 0 <= position < 4096:
+            sums[int(position)] = sums.get(int(position), 0.0) + rise
+    return tuple(int(sums.get(place, 0)) for place in range(max(sums) + 1)) if sums else None
+
+
+def _count(value: Any) -> Optional[int]:
+    """A count from a page or a reply: a whole number from 0 on, else None. Nothing a server says is taken on trust."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2 ** 53:
+        return None
+    return int(round(value))
+
+
+def _first_count(source: Mapping[str, Any], *keys: str) -> Optional[int]:
+    return next((count for count in (_count(source.get(key)) for key in keys) if count is not None), None)
+
+
+def acceptance_from_response(extras: Mapping[str, Any], completion_tokens: Optional[int]) -> Optional[Acceptance]:
+    """Acceptance of one request from the fields that its engine added to the response; None where it added none."""
+    for key, read in (("timings", _from_timings), ("metrics", _from_vllm), ("sglext", _from_sglext), ("meta_info", _from_meta_info)):
+        source = extras.get(key)
+        found = read(source) if isinstance(source, dict) else None
+        if found is not None:
+            return replace(found, completion_tokens=completion_tokens, requests=1)
+    return None
+
+
+def _from_timings(timings: Mapping[str, Any]) -> Optional[Acceptance]:
+    """llama.cpp: drafted and accepted, no number of steps; the fields are left out where nothing was drafted."""
+    drafted, accepted = _count(timings.get("draft_n")), _count(timings.get("draft_n_accepted"))
+    if drafted is None or accepted is None or accepted > drafted:
+        return None
+    return Acceptance(None, drafted, accepted, None, source="response timings")
+
+
+def _from_vllm(metrics: Mapping[str, Any]) -> Optional[Acceptance]:
+    """vLLM: steps, drafted and accepted; histogram index j counts the steps that accepted exactly j."""
+    told = metrics.get("speculative_decoding")
+    if not isinstance(told, dict):
+        return None
+    drafts, drafted = _first_count(told, "num_spec_steps"), _first_count(told, "num_draft_tokens")
+    accepted = _first_count(told, "num_accepted_draft_tokens")
+    if accepted is None:
+        return None
+    return Acceptance(drafts, drafted, accepted, _positions_of_histogram(told.get("acceptance_histogram")), source="response metrics")
+
+
+def _from_sglext(sglext: Mapping[str, Any]) -> Optional[Acceptance]:
+    told = sglext.get("spec_tokens_details")
+    told = told[0] if isinstance(told, list) and told else told
+    return _from_meta_info(told, "response sglext") if isinstance(told, dict) else None
+
+
+def _from_meta_info(told: Mapping[str, Any], source: str = "response meta_info") -> Optional[Acceptance]:
+    """SGLang: verify steps and accepted drafts are exact; proposed tokens are nominal (steps x chain length). Its keys were
+    renamed twice (0.5.11, 0.5.12)."""
+    accepted = _first_count(told, "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+    steps = _first_count(told, "spec_verify_ct")
+    if accepted is None or steps is None:
+        return None
+    drafted = _first_count(told, "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+    histogram = told.get("spec_correct_drafts_histogram", told.get("spec_accept_histogram"))
+    return Acceptance(steps, drafted, accepted, _positions_of_histogram(histogram), source=source)
+
+
+def _positions_of_histogram(histogram: Any) -> Optional[Tuple[int, ...]]:
+    """Accepted at each draft position, from how many steps accepted exactly 0, 1, 2, ...: position i counts all above i."""
+    if not isinstance(histogram, list) or len(histogram) < 2:
+        return None
+    counts = [_count(entry) for entry in histogram]
+    if None in counts:
+        return None
+    return tuple(sum(count or 0 for count in counts[place:]) for place in range(1, len(counts)))
+
+
+def pooled_acceptance(parts: Sequence[Acceptance]) -> Acceptance:
+    """One record for several requests: counts are added, a count that one of them lacks is None."""
+    def added(values: Sequence[Optional[int]]) -> Optional[int]:
+        return None if None in values else sum(value or 0 for value in values)
+
+    positions = [part.accepted_by_position for part in parts]
+    longest = max((len(each) for each in positions if each), default=0)
+    by_position = None if None in positions or not longest else tuple(
+        sum(each[place] for each in positions if each is not None and place < len(each)) for place in range(longest))
+    return Acceptance(added([part.drafts for part in parts]), added([part.draft_tokens for part in parts]),
+                      added([part.accepted_tokens for part in parts]), by_position, added([part.completion_tokens for part in parts]),
+                      len(parts), parts[0].source if parts else None)
+
+
+def acceptance_of_pass(replies: Sequence[Reply], counters: Acceptance, speculating: Optional[bool]) -> Acceptance:
+    """Acceptance of a whole pass: from the responses where they tell, completed by the counters where both agree, else
+    from the counters; with the reason where neither tells."""
+    done = [reply for reply in replies if reply.ok]
+    told = [reply.acceptance for reply in done if reply.acceptance is not None]
+    if told and told[0].source == "response timings":
+        # llama.cpp leaves the fields out of replies that drafted nothing: those count as zero drafted, not as unknown.
+        told = [reply.acceptance or Acceptance(None, 0, 0, None, reply.completion_tokens, 1, "response timings") for reply in done]
+    if not told or len(told) < len(done):
+        if counters.missing and speculating is False and counters.source is None:
+            return replace(counters, missing="speculation is off")
+        return counters
+    pooled = pooled_acceptance(told)
+    if pooled.draft_tokens == 0 or pooled.drafts == 0:
+        pooled = replace(pooled, missing="no drafts in this run")
+    same = counters.missing is None and counters.accepted_tokens == pooled.accepted_tokens and (
+        counters.draft_tokens in (None, pooled.draft_tokens))
+    if not same:
+        return replace(pooled, gauges=counters.gauges)
+    source = pooled.source if pooled.drafts is not None else f"{pooled.source}; drafts and positions from metrics counters"
+    return replace(pooled, drafts=counters.drafts if pooled.drafts is None else pooled.drafts,
+                   accepted_by_position=pooled.accepted_by_position or counters.accepted_by_position, source=source, gauges=counters.gauges)
+
+
+def cached_share(replies: Sequence[Reply]) -> Optional[float]:
+    """Share of the prompt tokens that came from a cache, 0..1; None where the server does not tell."""
+    told = [(reply.cached_tokens, reply.prompt_tokens) for reply in replies if reply.ok and reply.cached_tokens is not None and reply.prompt_tokens]
+    total = sum(prompt or 0 for _, prompt in told)
+    return sum(cached or 0 for cached, _ in told) / total if total else None
+
+
+def prefix_hit_rate(before: MetricsPage, after: MetricsPage, model: str) -> Optional[float]:
+    """Share of the queried prompt tokens that the prefix cache held during a pass, 0..1; None where the page does not tell."""
+    queries, hits = _delta(before, after, _PREFIX_QUERIES, model), _delta(before, after, _PREFIX_HITS, model)
+    return hits.total / queries.total if queries.total and hits.total is not None else None
 
 
 # ======================================================================================================================
-# 5. The client (I/O)
+# 5. One request on the wire (pure)
 # ======================================================================================================================
 #
-# How bytes are sent, stamped as they arrive, and kept; it understands nothing.
+# Everything here is a function of bytes and stamps: it can be run years later, cut at every byte, with the same result.
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_REPLY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a server listens, and what opens its door. The authorization is never shown."""
+
+    scheme: str
+    host: str           # without brackets
+    port: int
+    authorization: Optional[str] = field(default=None, repr=False)
+
+    @property
+    def netloc(self) -> str:
+        """host:port as the Host header says it, with brackets around IPv6."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
+
+    def url(self, path: str) -> str:
+        """The full address of a path here, without credentials."""
+        return f"{self.scheme}://{self.netloc}{path}"
+
+
+class BaseUrl(NamedTuple):
+    """A base address in any form that people paste, understood."""
+
+    origin: Origin
+    base_path: str                  # ends in /v1 or another /vN
+    metrics_path: Optional[str]     # None: the server's root is not known
+
+
+_URL_FORMS = "give it like http://127.0.0.1:8080/v1, http://[::1]:8080/v1 or https://host/path/v1"
+
+
+def parse_base_url(text: str, key: Optional[str] = None) -> BaseUrl:
+    """Where requests and metrics go for a pasted address; MeasureError (without the text's credentials) for what is none."""
+    given = text.strip()
+    if "://" not in given:
+        given = "http://" + given
+    shown = re.sub(r"//[^/@]*@", "//", given)
+    try:
+        parts = urllib.parse.urlsplit(given)
+        port = parts.port
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise MeasureError(f"{shown!r} is no server address: {error}.", _URL_FORMS) from None
+    netloc = parts.netloc.rpartition("@")[2]
+    if parts.scheme not in ("http", "https"):
+        raise MeasureError(f"{shown!r} does not begin with http:// or https://.", _URL_FORMS)
+    if not host or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
+        raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS)
+    if netloc.count(":") > 1 and not netloc.startswith("["):
+        raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{netloc.rpartition(':')[0]}]:{netloc.rpartition(':')[2]}")
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    origin = Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key))
+    path = re.sub(r"/(chat/completions|completions|models)$", "", urllib.parse.quote(parts.path.rstrip("/"), safe="/%~:@!$&'()*+,;="))
+    if not re.search(r"/v\d+$", path):
+        path += "/v1"
+    return BaseUrl(origin, path, path[:-3] + "/metrics" if path.endswith("/v1") else None)
+
+
+def _authorization(parts: Any, key: Optional[str]) -> Optional[str]:
+    if key:
+        return f"Bearer {key}"
+    if parts.username is None and parts.password is None:
+        return None
+    pair = f"{urllib.parse.unquote(parts.username or '')}:{urllib.parse.unquote(parts.password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode("ascii")
+
+
+def request_bytes(origin: Origin, path: str, body: Optional[Mapping[str, Any]] = None, accept: str = "*/*") -> bytes:
+    """The whole request as it goes over the wire: a GET, or a POST where there is a body."""
+    content = b"" if body is None else json.dumps(body, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    head = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {origin.netloc}", f"User-Agent: measure_speculative/{__version__}",
+            f"Accept: {accept}", "Accept-Encoding: identity", "Connection: keep-alive"]
+    if origin.authorization:
+        head.append(f"Authorization: {origin.authorization}")
+    if body is not None:
+        head += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+    return "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + content
+
+
+class Framing:
+    """Where one response ends, followed as its bytes arrive (RFC 9112, section 6.3). It looks at frames, never at content.
+
+    `broken` is the reason why no end will come; `closes` says that the connection is of no use afterwards.
+    """
+
+    __slots__ = ("head_end", "status", "headers", "length", "chunked", "closes", "broken", "_next_chunk", "_seen", "_ending")
+
+    def __init__(self) -> None:
+        self.head_end = 0           # where the body begins; 0: the head is not complete
+        self.status = 0
+        self.headers: Dict[str, str] = {}
+        self.length: Optional[int] = None
+        self.chunked = False
+        self.closes = False
+        self.broken: Optional[str] = None
+        self._next_chunk = 0        # where the next chunk's size line begins
+        self._seen = 0              # bytes looked at for the sign of a last chunk
+        self._ending = False
+
+    def complete(self, data: bytearray) -> bool:
+        """Whether `data`, all that has arrived so far, holds the whole response."""
+        if not self.head_end and not self._read_head(data):
+            return False
+        if self.chunked:
+            # Only "CR LF 0" can begin the last chunk, so chunks are walked when it was seen, not on every piece.
+            start, self._seen = max(self.head_end - 2, self._seen - 2), len(data)
+            if not self._ending and data.find(b"\r\n0", start) < 0:
+                return False
+            return self._walk(data)
+        return self.length is not None and len(data) >= self.head_end + self.length
+
+    def _read_head(self, data: bytearray) -> bool:
+        start = 0
+        while True:
+            end = data.find(b"\r\n\r\n", start, start + MAX_HEAD_BYTES)
+            if end < 0:
+                if len(data) - start >= MAX_HEAD_BYTES:
+                    self.broken = f"the response's head is larger than {MAX_HEAD_BYTES >> 10} KiB"
+                elif data[:1] and not b"HTTP/1.".startswith(bytes(data[:7])):
+                    self.broken = ("the server speaks TLS, not plain HTTP: use https://" if data[:2] in (b"\x15\x03", b"\x16\x03")
+                                   else "the answer is not HTTP")
+                return False
+            lines = bytes(data[start:end]).decode("latin-1").split("\r\n")
+            status = re.match(r"HTTP/1\.([01]) ([1-5]\d\d)( |$)", lines[0])
+            if not status:
+                self.broken = "the answer is not HTTP"
+                return False
+            start = end + 4
+            if status.group(2) >= "200":
+                break               # 1xx: an interim answer; the real one follows
+        self.head_end, self.status = start, int(status.group(2))
+        self._read_headers(lines[1:], old=status.group(1) == "0")
+        self._next_chunk = start
+        return True
+
+    def _read_headers(self, lines: Sequence[str], old: bool) -> None:
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if colon:
+                self.headers[name.strip().lower()] = value.strip()
+        connection = self.headers.get("connection", "").lower()
+        self.closes = "close" in connection or (old and "keep-alive" not in connection)
+        self.chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        if self.status in (204, 304):
+            self.length = 0
+        elif not self.chunked:
+            told = self.headers.get("content-length", "")
+            self.length = int(told) if re.fullmatch(r"\d{1,15}", told) else None
+            self.closes = self.closes or self.length is None
+
+    def _walk(self, data: bytearray) -> bool:
+        self._ending = True
+        while True:
+            end = data.find(b"\r\n", self._next_chunk, self._next_chunk + 4096)
+            if end < 0:
+                self.broken = "a chunk's size line does not end" if len(data) > self._next_chunk + 4096 else None
+                return False
+            size = _chunk_size(data[self._next_chunk:end])
+            if size is None:
+                self.broken = "a chunk's size is no number"
+                return False
+            if size == 0:           # trailers, if any, end with an empty line
+                return data.find(b"\r\n\r\n", end) == end or data.find(b"\r\n\r\n", end + 2) >= 0
+            if end + 2 + size + 2 > len(data):
+                self._ending = False
+                return False
+            self._next_chunk = end + 2 + size + 2
+
+
+def _chunk_size(line: Union[bytes, bytearray]) -> Optional[int]:
+    digits = bytes(line).partition(b";")[0].strip()
+    return int(digits, 16) if 0 < len(digits) <= 12 and digits.isalnum() and not digits.strip(b"0123456789abcdefABCDEF") else None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request's raw evidence: all bytes that came, and when each piece of them did. Seconds since the run began."""
+
+    due_s: float
+    connected_s: Optional[float]    # how long connecting took; None: the connection was open already
+    sent_s: Optional[float]
+    ended_s: float
+    data: bytearray
+    ends: Sequence[int]             # where in `data` each piece ends
+    at_s: Sequence[float]           # when it arrived
+    error: Optional[str] = None     # why the connection gave no whole response
+
+
+class Response(NamedTuple):
+    """A response taken out of its frames; `marks` are the places in the body up to which had arrived at `at_s`."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    marks: Sequence[int]
+    at_s: Sequence[float]
+    error: Optional[str]
+
+
+def read_response(exchange: Exchange) -> Response:
+    """The response in an exchange's bytes, whole or as far as it came, with the reason where it is not whole."""
+    framing = Framing()
+    whole = framing.complete(exchange.data)
+    error = exchange.error or framing.broken
+    if not framing.head_end:
+        return Response(0, {}, b"", (), (), error or "the server closed the connection without an answer")
+    if framing.chunked:
+        body, raw_ends, problem = _unchunked(exchange.data, framing.head_end)
+    else:
+        end = len(exchange.data) if framing.length is None else min(len(exchange.data), framing.head_end + framing.length)
+        body, raw_ends, problem = bytes(exchange.data[framing.head_end:end]), None, None
+        if framing.length is not None and not whole:
+            problem = f"the body was cut short: {len(body)} of {framing.length} bytes came"
+    marks, at_s = _marks(exchange, framing.head_end, raw_ends)
+    if "gzip" in framing.headers.get("content-encoding", ""):
+        body, marks, at_s, problem = _ungzipped(body, marks, at_s, problem)
+    return Response(framing.status, framing.headers, body, marks, at_s, error or problem)
+
+
+def _unchunked(data: bytearray, start: int) -> Tuple[bytes, List[Tuple[int, int]], Optional[str]]:
+    """The body without its frames, the (end in the data, end in the body) of every chunk, and what is wrong with it."""
+    parts: List[bytearray] = []
+    ends: List[Tuple[int, int]] = []
+    length, position, available = 0, start, len(data)
+    problem: Optional[str] = "the body was cut short: its last chunk is missing"
+    while position < available:
+        line_end = data.find(b"\r\n", position, position + 4096)
+        size = _chunk_size(data[position:line_end]) if line_end >= 0 else None
+        if size is None:
+            if line_end >= 0:
+                problem = "a chunk's size is no number"
+            break
+        if size == 0:
+            problem = None
+            break
+        begin = line_end + 2
+        part = data[begin:begin + size]
+        parts.append(part)
+        length += len(part)
+        ends.append((begin + len(part), length))
+        position = begin + size + 2
+    return b"".join(parts), ends, problem
+
+
+def _marks(exchange: Exchange, start: int, chunk_ends: Optional[List[Tuple[int, int]]]) -> Tuple[Sequence[int], Sequence[float]]:
+    """Places in the body and when they had arrived: the end of each chunk, or of each piece where there are no chunks."""
+    if chunk_ends is None:
+        first = bisect.bisect_right(exchange.ends, start)
+        return [end - start for end in exchange.ends[first:]], exchange.at_s[first:]
+    marks, at_s, piece, ends, stamps = [], [], 0, exchange.ends, exchange.at_s
+    for raw_end, body_end in chunk_ends:
+        while ends[piece] < raw_end:
+            piece += 1
+        marks.append(body_end)
+        at_s.append(stamps[piece])
+    return marks, at_s
+
+
+def _ungzipped(body: bytes, marks: Sequence[int], at_s: Sequence[float], problem: Optional[str],
+               ) -> Tuple[bytes, Sequence[int], Sequence[float], Optional[str]]:
+    """A gzip body that came although identity was asked for, unpacked chunk by chunk, so that stamps stay right."""
+    reader = zlib.decompressobj(wbits=31)
+    parts, new_marks, begin, length = [], [], 0, 0
+    try:
+        for mark in marks:
+            part = reader.decompress(body[begin:mark], MAX_REPLY_BYTES - length + 1)
+            begin, length = mark, length + len(part)
+            if length > MAX_REPLY_BYTES:
+                return b"", (), (), f"the body is larger than {MAX_REPLY_BYTES >> 20} MiB"
+            parts.append(part)
+            new_marks.append(length)
+    except zlib.error as error:
+        return b"", (), (), f"the gzip body is damaged: {error}"
+    return b"".join(parts), new_marks, at_s, problem
+
+
+class Event(NamedTuple):
+    """One server-sent event: its data, the place in the body where its data ended, and its name ("" is the usual)."""
+
+    data: bytes
+    end: int
+    name: str
+
+
+def split_events(body: bytes) -> List[Event]:
+    """The events of a stream (WHATWG HTML, section 9.2), also a last one without its empty line."""
+    if b"\r" in body or body[:3] == codecs.BOM_UTF8:
+        return _careful_events(body, 0)
+    events: List[Event] = []
+    position = 0
+    for block in body.split(b"\n\n"):       # nearly all streams: LF only, one data line an event
+        if block[:6] == b"data: " and b"\n" not in block:
+            events.append(Event(block[6:], position + len(block), ""))
+        elif block:
+            events.extend(_careful_events(block, position))
+        position += len(block) + 2
+    return events
+
+
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|$)")
+
+
+def _careful_events(body: bytes, offset: int) -> List[Event]:
+    events: List[Event] = []
+    data: List[bytes] = []
+    name, end = "", 0
+    position = 3 if body[:3] == codecs.BOM_UTF8 else 0
+    while position < len(body):
+        match = _LINE.match(body, position)
+        assert match is not None            # the pattern matches the empty string
+        line, position = match.group(1), match.end()
+        if not line:
+            if data:
+                events.append(Event(b"\n".join(data), end, name))
+            data, name = [], ""
+            continue
+        field_name, _, value = line.partition(b":")
+        value = value[1:] if value[:1] == b" " else value
+        if field_name == b"data":
+            data.append(value)
+            end = offset + match.end(1)
+        elif field_name == b"event":
+            name = value.decode("utf-8", "replace")
+    if data:
+        events.append(Event(b"\n".join(data), end, name))
+    return events
+
+
+DONE = b"[DONE]"
+
+
+class Message(NamedTuple):
+    """One event's JSON object and when it had arrived; `problem` where it was none."""
+
+    value: Any
+    at_s: Optional[float]
+    name: str
+    problem: Optional[str]
+
+
+def read_messages(response: Response) -> Tuple[List[Message], bool]:
+    """The stream's messages in order, and whether its bytes were damaged (no UTF-8: kept as surrogate escapes)."""
+    events = [event for event in split_events(response.body) if event.data.strip() != DONE]
+    stamps = _stamps(events, response)
+    try:
+        text, damaged = b",".join([event.data for event in events]).decode("utf-8"), False
+    except UnicodeDecodeError:
+        text, damaged = b",".join([event.data for event in events]).decode("utf-8", "surrogateescape"), True
+    try:
+        values = _JSON.decode(f"[{text}]")  # one call for the whole stream costs a third of a call an event
+    except (ValueError, RecursionError):
+        values = []
+    if len(values) == len(events):
+        return [Message(value, at_s, event.name, None) for value, at_s, event in zip(values, stamps, events)], damaged
+    return [message for event, at_s in zip(events, stamps) for message in _one_by_one(event, at_s)], damaged
+
+
+_JSON = json.JSONDecoder(parse_constant=lambda name: None)      # NaN and Infinity are no numbers here
+
+
+def _stamps(events: Sequence[Event], response: Response) -> List[Optional[float]]:
+    stamps: List[Optional[float]] = []
+    mark, marks, at_s = 0, response.marks, response.at_s
+    for event in events:
+        while mark < len(marks) and marks[mark] < event.end:
+            mark += 1
+        stamps.append(at_s[mark] if mark < len(marks) else None)
+    return stamps
+
+
+def _one_by_one(event: Event, at_s: Optional[float]) -> List[Message]:
+    """An event's messages where the stream as a whole is no JSON: usually one; several data lines may be several."""
+    try:
+        return [Message(_JSON.decode(event.data.decode("utf-8", "surrogateescape")), at_s, event.name, None)]
+    except (ValueError, RecursionError) as error:
+        lines = [line for line in event.data.split(b"\n") if line.strip() and line.strip() != DONE]
+        if len(lines) > 1 or (lines and lines[0] != event.data):
+            return [message for line in lines for message in _one_by_one(event._replace(data=line), at_s)]
+        return [Message(None, at_s, event.name, f"an event is no JSON ({error.__class__.__name__})")]
+
+
+class _Draft:
+    """A reply while its messages are read, in order."""
+
+    def __init__(self) -> None:
+        self.chunk_at_s: List[float] = []
+        self.content: List[str] = []
+        self.reasoning: List[str] = []
+        self.calls: Dict[int, List[str]] = {}       # tool calls by index: [name, arguments]
+        self.token_ids: Optional[List[int]] = None
+        self.first_chunk_tokens: Optional[int] = None
+        self.first_answer_s: Optional[float] = None
+        self.finish_reason: Optional[str] = None
+        self.usage: Mapping[str, Any] = {}
+        self.extras: Dict[str, Any] = {}
+        self.error: Optional[str] = None
+
+    def take(self, message: Message) -> None:
+        """Read one message."""
+        value = message.value
+        if not isinstance(value, dict):
+            self.error = self.error or message.problem or "an event is no JSON object"
+            return
+        if value.get("error") or message.name == "error":
+            self.error = self.error or f"the server reported: {error_text(value)}"
+            return
+        self.take_extras(value)
+        choices = value.get("choices")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            self.take_choice(choices[0], message.at_s)
+
+    def take_extras(self, value: Mapping[str, Any]) -> None:
+        """Keep what stands beside the choices: the usage and what the engine adds."""
+        if isinstance(value.get("usage"), dict):
+            self.usage = value["usage"]
+        for key in ("timings", "metrics", "sglext"):
+            if isinstance(value.get(key), dict):
+                self.extras[key] = {**self.extras.get(key, {}), **value[key]}
+
+    def take_choice(self, choice: Mapping[str, Any], at_s: Optional[float]) -> None:
+        """Read one chunk's choice: its text on any channel, its token ids, its finish reason."""
+        delta = choice.get("delta") or choice.get("message")
+        ids = choice.get("token_ids")
+        if isinstance(delta, dict):
+            answered = self.take_text(delta)
+        else:
+            answered = self._keep(self.content, choice.get("text"))
+        if answered is not None and at_s is not None:
+            if not self.chunk_at_s:
+                self.first_chunk_tokens = len(ids) if isinstance(ids, list) and ids else None
+            self.chunk_at_s.append(at_s)
+            if answered and self.first_answer_s is None:
+                self.first_answer_s = at_s
+        if isinstance(ids, list):
+            self.token_ids = (self.token_ids or []) + [token for token in ids if isinstance(token, int)]
+        if isinstance(choice.get("finish_reason"), str):
+            self.finish_reason = choice["finish_reason"]
+
+    def take_text(self, delta: Mapping[str, Any]) -> Optional[bool]:
+        """Keep a delta's text. True: it holds a piece of the answer; False: only of the reasoning; None: nothing."""
+        answered = self._keep(self.content, delta.get("content"))
+        thought = self._keep(self.reasoning, delta.get("reasoning_content") or delta.get("reasoning"))
+        calls = delta.get("tool_calls")
+        if calls:
+            answered = self.take_calls(calls) or answered
+        return True if answered else False if thought else None
+
+    def take_calls(self, calls: Any) -> Optional[bool]:
+        """Keep pieces of tool calls, joined by their index."""
+        found = None
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                continue
+            index = call.get("index")
+            parts = self.calls.setdefault(index if isinstance(index, int) else place, ["", ""])
+            for slot, key in enumerate(("name", "arguments")):
+                piece = function.get(key)
+                piece = json.dumps(piece) if isinstance(piece, dict) else piece
+                if isinstance(piece, str) and piece:
+                    parts[slot] += piece
+                    found = True
+        return found
+
+    @staticmethod
+    def _keep(texts: List[str], text: Any) -> Optional[bool]:
+        if isinstance(text, str) and text:
+            texts.append(text)
+            return True
+        return None
+
+
+def error_text(value: Any) -> str:
+    """What an error body says, whatever its shape: nested, flat or a bare text; at most 300 characters."""
+    told = value
+    if isinstance(told, dict):
+        told = told.get("error") or told.get("message") or told.get("detail") or told
+    if isinstance(told, dict):
+        told = told.get("message") or told.get("error") or told.get("type") or told
+    return shorten(told if isinstance(told, str) else json.dumps(told), 300)
+
+
+def read_reply(exchange: Exchange, prompt_id: str, repeat: int = 0) -> Reply:
+    """What an exchange's bytes say, understood; a failure of any kind is in its `error`."""
+    response = read_response(exchange)
+    draft = _Draft()
+    damaged = False
+    error = response.error
+    streamed = _is_stream(response)
+    if response.status and response.status != 200:
+        error = status_error(response)
+    elif streamed:
+        messages, damaged = read_messages(response)
+        for message in messages:
+            draft.take(message)
+        error = _stream_error(draft, error)
+    elif response.status:
+        damaged, error = _take_whole(draft, response, error)
+    return _finished(draft, exchange, prompt_id, repeat, damaged, error)
+
+
+def _is_stream(response: Response) -> bool:
+    """Whether the body is an event stream: by its content type, or by its look where the type says nothing."""
+    start = response.body[:64].lstrip(b"\xef\xbb\xbf\r\n")
+    if start[:1] in (b"{", b"[", b"<", b'"'):
+        return False
+    return "event-stream" in response.headers.get("content-type", "") or start.startswith((b"data:", b":", b"event:", b"id:", b"retry:"))
+
+
+def _stream_error(draft: _Draft, error: Optional[str]) -> Optional[str]:
+    if draft.error and draft.finish_reason is None and draft.error.startswith("an event is no JSON"):
+        return error or "the stream ended without finish_reason (its last event is cut off)"
+    if draft.error or error:
+        return draft.error or error
+    if draft.finish_reason is None:
+        return "the stream ended without finish_reason" if draft.chunk_at_s or draft.usage else "the stream was empty"
+    if draft.finish_reason in ("error", "abort"):
+        return f"the server ended the answer with finish_reason {draft.finish_reason!r}"
+    return None
+
+
+def _take_whole(draft: _Draft, response: Response, error: Optional[str]) -> Tuple[bool, Optional[str]]:
+    """Read an answer that came in one JSON body; whether its bytes were damaged, and what is wrong with it."""
+    try:
+        text, damaged = response.body.decode("utf-8"), False
+    except UnicodeDecodeError:
+        text, damaged = response.body.decode("utf-8", "surrogateescape"), True
+    try:
+        value = _JSON.decode(text)
+    except (ValueError, RecursionError):
+        return damaged, error or body_error(response)
+    draft.take(Message(value, None, "", None))
+    choice = _first_choice(value)
+    if isinstance(choice.get("meta_info"), dict):
+        draft.extras["meta_info"] = choice["meta_info"]
+    verbose = value.get("__verbose") if isinstance(value, dict) else None
+    ids = choice.get("response_token_ids") or (verbose.get("tokens") if isinstance(verbose, dict) else None)
+    if isinstance(ids, list) and draft.token_ids is None:
+        draft.token_ids = [token for token in ids if isinstance(token, int)]
+    if not choice and not draft.error:
+        return damaged, error or "the answer has no choices"
+    return damaged, draft.error or error
+
+
+def _first_choice(value: Any) -> Mapping[str, Any]:
+    choices = value.get("choices") if isinstance(value, dict) else None
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def status_error(response: Response) -> str:
+    """One line on a response that is no success: its status and what the server says, never a dump of HTML."""
+    try:
+        told = error_text(_JSON.decode(response.body.decode("utf-8", "replace")))
+    except (ValueError, RecursionError):
+        told = body_error(response) if response.body else ""
+    after = response.headers.get("retry-after")
+    return f"HTTP {response.status}" + (f": {told}" if told else "") + (f" (Retry-After: {shorten(after, 40)})" if after else "")
+
+
+def body_error(response: Response) -> str:
+    """What a body is that is no JSON, in a few words."""
+    start = response.body[:512].lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<body")):
+        return "an HTML page instead of JSON"
+    if not start:
+        return "an empty body"
+    return f"{shorten(response.headers.get('content-type', 'a body of no type'), 60)} instead of JSON"
+
+
+def _finished(draft: _Draft, exchange: Exchange, prompt_id: str, repeat: int, damaged: bool, error: Optional[str]) -> Reply:
+    timings = draft.extras.get("timings") or {}
+    tokens, source = _count(draft.usage.get("completion_tokens")), "usage"
+    if tokens is None:
+        tokens, source = _count(timings.get("predicted_n")), "timings"
+    details = draft.usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    meta = {key: value for key, value in draft.extras.items() if key != "sglext"}
+    return Reply(
+        prompt_id, repeat, exchange.due_s, exchange.connected_s, exchange.sent_s,
+        draft.chunk_at_s[0] if draft.chunk_at_s else None, draft.first_answer_s, draft.chunk_at_s[-1] if draft.chunk_at_s else None,
+        exchange.ended_s, tuple(draft.chunk_at_s), draft.first_chunk_tokens, _count(draft.usage.get("prompt_tokens")),
+        _count(timings.get("cache_n")) if cached is None else cached, tokens, None if tokens is None else source,
+        "".join(draft.content), "".join(draft.reasoning), tuple(ToolCall(*draft.calls[index]) for index in sorted(draft.calls)),
+        tuple(draft.token_ids) if draft.token_ids else None, draft.finish_reason, acceptance_from_response(draft.extras, tokens),
+        (meta.get("timings") or meta.get("metrics") or meta.get("meta_info")) or None, None, damaged, error)
 
 
 # ======================================================================================================================
-# 6. Acceptance (pure)
+# 6. The client (I/O)
 # ======================================================================================================================
 #
-# Counters and response fields -> one engine-neutral record.
+# One event loop for everything that is asked. A `Tap` is one connection's ear: it hands out its own buffer, stamps what
+# arrives, and follows the frames just far enough to know the end, so that the connection can be used again. The loop runs
+# all ready reads before it wakes any coroutine: everything is stamped first, and thought about later.
+
+CONNECT_TIMEOUT_S = 20.0
+IDLE_LIMIT_S = 1.0          # engines close idle connections after 5 s; one idle for longer than this is replaced before use
+_BUFFER_BYTES = 16 << 10
+
+
+class Tap(asyncio.BufferedProtocol):
+    """One connection. It stamps and understands nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._view = memoryview(bytearray(_BUFFER_BYTES))   # a memoryview: a bytearray over TLS yields NULs on Python >= 3.11
+        self.transport: Any = None
+        self.open = False
+        self.idle_since_s = 0.0
+        self.error: Optional[str] = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.data = bytearray()
+        self.ends = array("Q")
+        self.at_s = array("d")
+        self.framing = Framing()
+        self.whole = False
+        self.finished: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """The connection stands."""
+        self.transport, self.open = transport, True
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go: always the same place."""
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Stamp what came, keep it, and see whether that was the end."""
+        now_s = self._clock()
+        data = self.data
+        data += self._view[:nbytes]
+        self.ends.append(len(data))
+        self.at_s.append(now_s)
+        if self.framing.complete(data):
+            self.whole = True
+            self._finish(None)
+        elif self.framing.broken:
+            self._finish(self.framing.broken)
+        elif len(data) > MAX_REPLY_BYTES:
+            self._finish(f"the reply is larger than {MAX_REPLY_BYTES >> 20} MiB")
+
+    def eof_received(self) -> bool:
+        """The server sends no more; for a body without a length that is its end."""
+        return False
+
+    def connection_lost(self, error: Optional[BaseException]) -> None:
+        """The connection is gone: an end, or a failure in the middle."""
+        self.open = False
+        framing = self.framing
+        if framing.head_end and framing.length is None and not framing.chunked and error is None:
+            self.whole = True
+            self._finish(None)
+        elif error is not None:
+            self._finish(f"the connection broke: {reason_of(error)}")
+        else:
+            self._finish("the server closed the connection in the middle of the answer" if self.data
+                         else "the server closed the connection without an answer")
+
+    def _finish(self, error: Optional[str]) -> None:
+        self.idle_since_s = self._clock()
+        if error and not self.error:
+            self.error = error
+        if self.finished is not None and not self.finished.done():
+            self.finished.set_result(None)
+
+    def abort(self, error: str) -> None:
+        """Give the request up, for the reason given."""
+        if not self.whole:
+            self._finish(error)
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connection at once."""
+        self.open = False
+        if self.transport is not None:
+            self.transport.abort()
+
+    def usable(self) -> bool:
+        """Whether a next request may be sent on it."""
+        return self.open and not self.framing.closes and self.error is None and not self.transport.is_closing() and (
+            self._clock() - self.idle_since_s < IDLE_LIMIT_S)
+
+    async def exchange(self, request: bytes, due_s: float, connected_s: Optional[float], timeout_s: float) -> Exchange:
+        """Send a request and listen until its end, however it ends. The stamp of sending is taken as the bytes are handed over."""
+        self._begin()
+        loop = asyncio.get_running_loop()
+        self.finished = loop.create_future()
+        timer = loop.call_later(timeout_s, self.abort, f"no whole answer within {timeout_s:g} s")
+        sent_s = self._clock()
+        self.transport.write(request)
+        try:
+            await self.finished
+        finally:
+            timer.cancel()
+        if not self.whole:
+            self.close()
+        return Exchange(due_s, connected_s, sent_s, self.idle_since_s, self.data, self.ends, self.at_s, self.error)
+
+
+def reason_of(error: BaseException) -> str:
+    """A failure of the network in a few plain words."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ConnectionResetError):
+        return "reset by the server"
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
+        return "no connection in time"
+    if isinstance(error, socket.gaierror):
+        return "no such host name"
+    if error.__class__.__name__ == "SSLCertVerificationError":
+        return f"its certificate is not trusted ({getattr(error, 'verify_message', '') or error}); --cafile FILE names one that is"
+    if error.__class__.__name__.startswith("SSL"):
+        return "TLS failed: the server speaks plain HTTP, or no TLS version of ours"
+    return getattr(error, "strerror", None) or str(error) or error.__class__.__name__
+
+
+class Clock:
+    """Seconds since the run began, on the one stopwatch (time.perf_counter)."""
+
+    def __init__(self) -> None:
+        self._zero = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._zero
+
+
+class Client:
+    """Everything that goes over the network goes through here: no proxy, no retry, no redirect followed unseen."""
+
+    def __init__(self, timeout_s: float = 300.0, cafile: Optional[str] = None) -> None:
+        self.clock = Clock()
+        self.timeout_s = timeout_s
+        self.loop = asyncio.new_event_loop()
+        self._cafile = cafile
+        self._tls: Any = None
+        self._addresses: Dict[Tuple[str, int], Any] = {}    # resolved once; the address that answered comes first
+        self._taps: Dict[Origin, List[Tap]] = {}            # open connections between two requests
+
+    def close(self) -> None:
+        """Drop every connection, end the loop."""
+        for taps in self._taps.values():
+            for tap in taps:
+                tap.close()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+    def run(self, work: Any) -> Any:
+        """The result of a coroutine, run to its end."""
+        return self.loop.run_until_complete(work)
+
+    def ask(self, origin: Origin, request: bytes, timeout_s: Optional[float] = None) -> Exchange:
+        """One request, outside any timed pass."""
+        return self.run(self.send(origin, request, self.clock(), timeout_s or self.timeout_s))
+
+    def ask_all(self, requests: Sequence[Tuple[Origin, bytes]], timeout_s: float) -> List[Exchange]:
+        """Several requests at once, outside any timed pass; answers in the requests' order."""
+        async def together() -> List[Exchange]:
+            return list(await asyncio.gather(*(self.send(origin, request, self.clock(), timeout_s) for origin, request in requests)))
+
+        return self.run(together()) if requests else []
+
+    async def send(self, origin: Origin, request: bytes, due_s: float, timeout_s: float) -> Exchange:
+        """One request over a connection that is open already, or over a new one."""
+        tap, connected_s, error = await self.connection(origin)
+        if tap is None:
+            now_s = self.clock()
+            return Exchange(due_s, connected_s, None, now_s, bytearray(), (), (), error)
+        exchange = await tap.exchange(request, due_s, connected_s, timeout_s)
+        self.put_back(origin, tap)
+        return exchange
+
+    def put_back(self, origin: Origin, tap: Tap) -> None:
+        """Keep a connection for the next request, where it can serve one."""
+        if tap.usable():
+            self._taps.setdefault(origin, []).append(tap)
+        else:
+            tap.close()
+
+    async def connection(self, origin: Origin) -> Tuple[Optional[Tap], Optional[float], Optional[str]]:
+        """An open connection; how many seconds opening took (None: it was open); the reason where there is none."""
+        idle = self._taps.get(origin, [])
+        while idle:
+            tap = idle.pop()
+            if tap.usable():
+                return tap, None, None
+            tap.close()
+        began_s = self.clock()
+        try:
+            tap = await asyncio.wait_for(self._connect(origin), CONNECT_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError) as error:    # ssl.SSLError is an OSError
+            return None, self.clock() - began_s, f"cannot connect: {reason_of(error)}"
+        tap.idle_since_s = self.clock()
+        return tap, self.clock() - began_s, None
+
+    async def open_ahead(self, origin: Origin, count: int) -> None:
+        """Have `count` connections open before they are due; those that fail will fail again, and be told, when used."""
+        opened = await asyncio.gather(*(self.connection(origin) for _ in range(count)))
+        for tap, _, _ in opened:
+            if tap is not None:
+                self.put_back(origin, tap)
+
+    async def _connect(self, origin: Origin) -> Tap:
+        key = (origin.host, origin.port)
+        if key not in self._addresses:
+            self._addresses[key] = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        failure: OSError = OSError("no address")
+        for info in list(self._addresses[key]):
+            try:
+                _, tap = await self.loop.create_connection(
+                    lambda: Tap(self.clock), info[4][0], info[4][1], family=info[0], ssl=self._tls_context(origin),
+                    server_hostname=origin.host if origin.scheme == "https" else None)
+            except OSError as error:
+                failure = error
+                continue
+            self._addresses[key] = [info]       # "localhost" may mean ::1 and 127.0.0.1: stay with the one that answers
+            return tap
+        raise failure
+
+    def _tls_context(self, origin: Origin) -> Any:
+        if origin.scheme != "https":
+            return None
+        if self._tls is None:
+            import ssl  # only where it is needed: it doubles the start-up time
+            try:
+                self._tls = ssl.create_default_context(cafile=self._cafile)
+            except (OSError, ValueError) as error:
+                raise MeasureError(f"The certificate file {self._cafile} cannot be used: {error}.", "give a PEM file with --cafile") from None
+        return self._tls
 
 
 # ======================================================================================================================
 # 7. Servers (I/O at the edge)
 # ======================================================================================================================
 #
-# Whom we ask: engine, version, model, context, cache, draft settings; what would spoil the run.
+# A server is asked who it is before anything is measured. What it says is taken over by whitelist only: identity answers
+# hold paths, environment variables and keys. What it does not say stays None.
+
+READY_TIMEOUT_S = 300.0
+ASK_TIMEOUT_S = 15.0
+_OWNERS = {"llamacpp": "llama.cpp", "vllm": "vllm", "vllm-frontend-rs": "vllm", "sglang": "sglang", "tensorrt_llm": "tensorrt-llm"}
+_PREFIXES = {"llamacpp:": "llama.cpp", "vllm:": "vllm", "sglang:": "sglang", "trtllm_": "tensorrt-llm"}
+_IDENTITY_PATHS = {"llama.cpp": ("/props", "/slots"), "vllm": ("/version", "/server_info?config_format=json"),
+                   "sglang": ("/server_info", "/model_info"), "tensorrt-llm": ("/version",)}
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server as the user named it."""
+
+    label: str
+    url: str
+    metrics_url: Optional[str] = None
+    own_body: Mapping[str, Any] = field(default_factory=dict)   # request fields for this server alone
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A server that is ready to be asked: what is known of it, and the doors to its chat and its metrics."""
+
+    server: Server
+    origin: Origin
+    chat_path: str
+    metrics_doors: Tuple[Tuple[Origin, str], ...]
+    own_body: Mapping[str, Any]
+    models: Tuple[str, ...]         # the names that it serves
+    page: MetricsPage               # its metrics when it was identified
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a look at the servers brought up: one sentence, one remedy. `grave`: the run would not mean what it says."""
+
+    sentence: str
+    remedy: str = ""
+    grave: bool = False
+
+    def caveat(self) -> Caveat:
+        """The finding as a caveat of the run."""
+        return Caveat(self.sentence, self.remedy)
+
+
+def get(client: Client, origin: Origin, path: str, timeout_s: float = ASK_TIMEOUT_S, accept: str = "*/*") -> Response:
+    """The answer to a GET; up to three redirects are followed on the same host, never to another."""
+    for _ in range(4):
+        response = read_response(client.ask(origin, request_bytes(origin, path, accept=accept), timeout_s))
+        moved = redirect_path(origin, response)
+        if moved is None:
+            return response
+        path = moved
+    return response._replace(status=0, error="redirected in a loop")
+
+
+def redirect_path(origin: Origin, response: Response) -> Optional[str]:
+    """Where a redirect leads on the same host; None for no redirect. MeasureError names a target elsewhere: no key goes there."""
+    location = response.headers.get("location")
+    if response.status not in (301, 302, 307, 308) or not location:
+        return None
+    target = urllib.parse.urlsplit(urllib.parse.urljoin(origin.url("/"), location))
+    same = (target.scheme, target.hostname) == (origin.scheme, origin.host) and (
+        target.port or (443 if target.scheme == "https" else 80)) == origin.port
+    if not same:
+        named = f"{target.scheme}://{(target.netloc or '').rpartition('@')[2]}{target.path}"
+        raise MeasureError(f"{origin.url('')} redirects to {shorten(named, 200)}.", "give that address yourself if you trust it")
+    return (target.path or "/") + (f"?{target.query}" if target.query else "")
+
+
+def json_of(response: Response) -> Any:
+    """The JSON of a successful answer; None for anything else."""
+    if response.status != 200 or response.error:
+        return None
+    try:
+        return _JSON.decode(response.body.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def wait_until_ready(client: Client, origin: Origin, path: str, limit_s: float, say: Any) -> Response:
+    """The first answer to GET `path` that is not 503: a server that loads its model is waited for, within the limit.
+
+    MeasureError where nobody listens, or where it is still loading after `limit_s` seconds.
+    """
+    began_s = client.clock()
+    told = False
+    while True:
+        response = get(client, origin, path)
+        if response.status != 503:
+            break
+        if client.clock() - began_s >= limit_s:
+            raise MeasureError(f"{origin.url('')} still answers 503 after {limit_s:g} s: {status_error(response)}.",
+                               "wait until it has loaded its model, or raise --ready-timeout")
+        if not told:
+            say(f"waiting for {origin.url('')}: {status_error(response)}")
+            told = True
+        client.run(asyncio.sleep(0.5))
+    if response.error and not response.status:
+        raise MeasureError(f"{origin.url(path)}: {response.error}.", unreachable_hint(origin, response.error))
+    return response
+
+
+def unreachable_hint(origin: Origin, error: str) -> str:
+    """What to try when a server could not be talked to."""
+    if "TLS" in error or "certificate" in error:
+        other = "http" if origin.scheme == "https" else "https"
+        return "give the authority's certificate with --cafile FILE" if "certificate" in error else f"try {other}://{origin.netloc}"
+    if "not HTTP" in error or "without an answer" in error:
+        return f"is it an HTTP server? If it speaks TLS, use https://{origin.netloc}"
+    return "start the server, or check host and port"
+
+
+def identify(client: Client, target: Target, key: Optional[str], options: Any, say: Any) -> Tuple[Arm, List[Finding]]:
+    """Who a server is, as far as it tells, and what was found wrong on the way."""
+    base = parse_base_url(target.url, key)
+    response = wait_until_ready(client, base.origin, base.base_path + "/models", options.ready_timeout, say)
+    if response.status in (401, 403):
+        raise MeasureError(f"{base.origin.url(base.base_path)} refuses the key: {status_error(response)}.",
+                           f"put the key into the environment variable {options.api_key_env} (or name another with --api-key-env)")
+    listed = json_of(response)
+    models = _listed_models(listed)
+    if not models and not options.model:
+        raise MeasureError(f"{base.origin.url(base.base_path + '/models')} names no model: {_what_came(response)}.",
+                           "check that the address is an OpenAI-compatible one, or name the model with --model")
+    doors = _metrics_doors(base, target, key)
+    page = scrape(client, doors)
+    engine = options.engine or _engine_of(models, response, page)
+    facts = _identity_facts(client, base, engine)
+    arm = _arm(base, target, options, engine, models, facts, doors, page)
+    return arm, _identity_findings(arm, response, facts)
+
+
+def _what_came(response: Response) -> str:
+    if response.status == 200:
+        return "no list of models" if response.body[:1] in (b"{", b"[") else body_error(response)
+    return status_error(response)
+
+
+def _listed_models(listed: Any) -> List[Mapping[str, Any]]:
+    entries = listed.get("data") if isinstance(listed, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)] if isinstance(entries, list) else []
+
+
+def _metrics_doors(base: BaseUrl, target: Target, key: Optional[str]) -> Tuple[Tuple[Origin, str], ...]:
+    """Where the metrics are: the addresses given, else /metrics at the root of an address that ends in /v1."""
+    if target.metrics_url:
+        doors = []
+        for text in target.metrics_url.split(","):
+            parts = urllib.parse.urlsplit(text.strip() if "://" in text else "http://" + text.strip())
+            origin = parse_base_url(f"{parts.scheme}://{parts.netloc}", None).origin
+            own = (origin.scheme, origin.host, origin.port) == (base.origin.scheme, base.origin.host, base.origin.port)
+            doors.append((base.origin if own else origin, parts.path or "/metrics"))
+        return tuple(doors)
+    return ((base.origin, base.metrics_path),) if base.metrics_path else ()
+
+
+def scrape(client: Client, doors: Sequence[Tuple[Origin, str]]) -> MetricsPage:
+    """The metrics behind all doors as one page; the reason where any of them gives none."""
+    if not doors:
+        return no_page("no metrics address is known for a base address that does not end in /v1 (--metrics-url gives one)")
+    exchanges = client.ask_all([(origin, request_bytes(origin, path, accept="text/plain")) for origin, path in doors], ASK_TIMEOUT_S)
+    pages = [_page_of(read_response(exchange)) for exchange in exchanges]
+    if len(pages) == 1 or any(page.problem for page in pages):
+        return next((page for page in pages if page.problem), pages[0])
+    samples = tuple(sample._replace(labels={**sample.labels, "address": str(number)})
+                    for number, page in enumerate(pages) for sample in page.samples)
+    return MetricsPage(samples, pages[0].kinds, sum(page.skipped_lines for page in pages), str([page.started for page in pages]), None)
+
+
+def _page_of(response: Response) -> MetricsPage:
+    if response.status == 0 or response.error:
+        return no_page(f"the metrics page cannot be read ({response.error})")
+    if response.status != 200:
+        return no_page(f"there is no metrics page (HTTP {response.status})")
+    return parse_metrics(response.body, response.headers.get("process-start-time-unix"))
+
+
+def _engine_of(models: Sequence[Mapping[str, Any]], response: Response, page: MetricsPage) -> str:
+    owner = str(models[0].get("owned_by", "")).lower() if models else ""
+    if owner in _OWNERS:
+        return _OWNERS[owner]
+    if "llama.cpp" in response.headers.get("server", "").lower():
+        return "llama.cpp"
+    return next((engine for prefix, engine in _PREFIXES.items() for sample in page.samples if sample.name.startswith(prefix)), "unknown")
+
+
+def _identity_facts(client: Client, base: BaseUrl, engine: str) -> Dict[str, Any]:
+    """The JSON of the engine's identity pages, by path; {} where the server's root is not known. Never kept whole."""
+    if base.metrics_path is None:
+        return {}
+    root = base.base_path[:-3]
+    paths = _IDENTITY_PATHS.get(engine, ())
+    exchanges = client.ask_all([(base.origin, request_bytes(base.origin, root + path)) for path in paths], ASK_TIMEOUT_S)
+    return {path.split("?")[0]: json_of(read_response(exchange)) for path, exchange in zip(paths, exchanges)}
+
+
+def _arm(base: BaseUrl, target: Target, options: Any, engine: str, models: Sequence[Mapping[str, Any]], facts: Mapping[str, Any],
+         doors: Tuple[Tuple[Origin, str], ...], page: MetricsPage) -> Arm:
+    model = options.model or str(models[0]["id"])
+    entry = next((entry for entry in models if entry["id"] == model), models[0] if models else {})
+    told = _TELLERS.get(engine, _told_by_others)(entry, facts, page)
+    chat_path = base.base_path + "/chat/completions"
+    server = Server(target.label, base.origin.url(base.base_path), base.origin.url(chat_path),
+                    tuple(origin.url(path) for origin, path in doors), model, engine,
+                    options.engine_version or told.pop("version", None), **{key: told.get(key) for key in _TOLD if key in told})
+    return Arm(server, base.origin, chat_path, doors, target.own_body, tuple(str(entry["id"]) for entry in models), page)
+
+
+_TOLD = ("context_tokens", "slots", "kv_cache_tokens", "speculating", "speculation", "answers")
+
+
+def _told_by_llama_cpp(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    """llama.cpp: /props for build, context of a slot and slots; /slots for speculation (/props always says "none" there)."""
+    props, slots = _dict(facts.get("/props")), facts.get("/slots")
+    meta = _dict(entry.get("meta"))
+    slot = slots[0] if isinstance(slots, list) and slots and isinstance(slots[0], dict) else {}
+    context = _first_count(_dict(props.get("default_generation_settings")), "n_ctx") or _first_count(meta, "n_ctx") or _first_count(slot, "n_ctx")
+    count = _first_count(props, "total_slots") or (len(slots) if isinstance(slots, list) and slots else None)
+    speculating = slot.get("speculative") if isinstance(slot.get("speculative"), bool) else None
+    types = [name for name in str(_dict(slot.get("params")).get("speculative.types") or "").split(",") if name not in ("", "none")]
+    answers = _kept(props, "build_info", "model_alias", "model_ftype", "total_slots")
+    answers.update(_kept(meta, "n_params", "size", "n_ctx_train", "ftype"))
+    if isinstance(props.get("model_path"), str):
+        answers["model_file"] = re.split(r"[\\/]", props["model_path"])[-1]
+    return {"version": _text(props.get("build_info")), "context_tokens": context, "slots": count,
+            "kv_cache_tokens": context * count if context and count else None, "speculating": speculating,
+            "speculation": Speculation(",".join(types)) if types else None, "answers": answers}
+
+
+def _told_by_vllm(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    """vLLM: speculation shows as counters that exist; its length as their positions; its method in development mode only."""
+    config = _dict(_dict(facts.get("/server_info")).get("vllm_config"))
+    told = _dict(config.get("speculative_config"))
+    drafting = any(sample.name.startswith("vllm:spec_decode_") for sample in page.samples)
+    positions = {sample.labels.get("position") for sample in page.samples
+                 if sample.name in (_BY_POSITION[0], _BY_POSITION[0] + "_total")}
+    cache = next((sample.labels for sample in page.samples if sample.name == "vllm:cache_config_info"), {})
+    speculation = Speculation(_text(told.get("method")), _first_count(told, "num_speculative_tokens") or len(positions) or None,
+                              _file_name(told.get("model")))
+    known = any(sample.name.startswith("vllm:") for sample in page.samples)
+    answers = _kept(cache, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
+    return {"version": _text(_dict(facts.get("/version")).get("version")), "context_tokens": _first_count(entry, "max_model_len"),
+            "slots": _first_count(_dict(config.get("scheduler_config")), "max_num_seqs"), "kv_cache_tokens": kv_cache_tokens(page),
+            "speculating": drafting if known else None, "speculation": speculation if drafting else None, "answers": answers}
+
+
+_SGLANG_FACTS = ("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend", "disable_radix_cache", "random_seed",
+                 "enable_deterministic_inference", "speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk",
+                 "speculative_num_draft_tokens", "max_running_requests", "max_total_num_tokens", "context_length", "tp_size", "dp_size")
+
+
+def _told_by_sglang(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    """SGLang: /server_info tells all, its keys and its command line included, so only these facts are ever looked at."""
+    info = _kept(_dict(facts.get("/server_info")), *_SGLANG_FACTS)
+    algorithm = _text(info.get("speculative_algorithm"))
+    drafted = _first_count(info, "speculative_num_draft_tokens")
+    drafter = _file_name(_dict(facts.get("/server_info")).get("speculative_draft_model_path"))
+    return {"version": _text(info.get("version")),
+            "context_tokens": _first_count(entry, "max_model_len") or _first_count(info, "context_length"),
+            "slots": _first_count(info, "max_running_requests"),
+            "kv_cache_tokens": kv_cache_tokens(page) or _first_count(info, "max_total_num_tokens"),
+            "speculating": algorithm is not None if info else None,
+            "speculation": Speculation(algorithm, drafted - 1 if drafted else None, drafter) if algorithm else None, "answers": info}
+
+
+def _told_by_others(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    return {"version": _text(_dict(facts.get("/version")).get("version")), "context_tokens": _first_count(entry, "max_model_len")}
+
+
+_TELLERS = {"llama.cpp": _told_by_llama_cpp, "vllm": _told_by_vllm, "sglang": _told_by_sglang}
+
+
+def _dict(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> Optional[str]:
+    return shorten(value, 120) if isinstance(value, str) and value else None
+
+
+def _file_name(value: Any) -> Optional[str]:
+    return _text(re.split(r"[\\/]", value.rstrip("/\\"))[-1]) if isinstance(value, str) else None
+
+
+def _kept(source: Mapping[str, Any], *keys: str) -> Dict[str, Any]:
+    """The named facts of an identity answer, where they are short texts, numbers or truth values."""
+    return {key: shorten(value, 120) if isinstance(value, str) else value for key, value in source.items()
+            if key in keys and isinstance(value, (str, int, float, bool))}
+
+
+def _identity_findings(arm: Arm, models_response: Response, facts: Mapping[str, Any]) -> List[Finding]:
+    server, findings = arm.server, []
+    if arm.models and server.model not in arm.models and server.engine != "sglang":
+        findings.append(Finding(f"{server.label}: the server lists {', '.join(arm.models[:4])}, not {server.model!r}.",
+                                "llama.cpp answers all the same; vLLM refuses: check --model"))
+    if arm.page.problem:
+        findings.append(Finding(f"{server.label}: {arm.page.problem}.", _metrics_remedy(server.engine)))
+    elif server.engine == "vllm" and not any(sample.name.startswith("vllm:") for sample in arm.page.samples):
+        findings.append(Finding(f"{server.label}: the metrics page has no vllm: series.", "start vLLM without --disable-log-stats"))
+    return findings
+
+
+def _metrics_remedy(engine: str) -> str:
+    return {"llama.cpp": "start llama-server with --metrics", "sglang": "start SGLang with --enable-metrics",
+            "vllm": "start vLLM without --disable-log-stats"}.get(engine, "acceptance is then told by response fields only, if at all")
+
+
+def examine(arms: Sequence[Arm], levels: Sequence[int], longest_prompt_chars: int, max_tokens: int,
+            environment: Mapping[str, str]) -> List[Finding]:
+    """Everything about a set of servers, the baseline first, that would spoil a comparison; pure."""
+    findings = []
+    set_proxies = [name for name in PROXY_VARIABLES if environment.get(name)]
+    if set_proxies:
+        findings.append(Finding(f"Proxy variables are set ({', '.join(set_proxies)}) and ignored: every request goes straight to its server."))
+    base = arms[0].server
+    if base.speculating and len(arms) > 1 and not arms[0].own_body:
+        findings.append(Finding(f"The baseline at {base.base_url} speculates itself.", "start it without any drafting option", grave=True))
+    for arm in arms[1:]:
+        findings += _pair_findings(base, arm.server)
+    for arm in arms:
+        findings += _load_findings(arm.server, levels, longest_prompt_chars, max_tokens)
+    return findings
+
+
+def _pair_findings(base: Server, other: Server) -> List[Finding]:
+    findings = []
+    if other.speculating is False:
+        findings.append(Finding(f"{other.label} at {other.base_url} does not speculate.", _idle_remedy(other.engine), grave=True))
+    if _same_address(base, other):
+        findings.append(Finding(f"{other.label} is the same server as the baseline: they are measured one after the other, so that counters stay apart."))
+    for name, mine, theirs in _told_of_both(base, other):
+        if mine is not None and theirs is not None and mine != theirs:
+            findings.append(Finding(f"{other.label} has another {name} than the baseline: {theirs} against {mine}.",
+                                    "start both servers alike but for speculation", grave=name == "model"))
+    return findings
+
+
+def _told_of_both(base: Server, other: Server) -> List[Tuple[str, Any, Any]]:
+    facts = [("engine", base.engine, other.engine), ("engine version", base.version, other.version), ("model", base.model, other.model),
+             ("context per slot", base.context_tokens, other.context_tokens), ("number of slots", base.slots, other.slots)]
+    for key, name in (("n_params", "model"), ("model_ftype", "model"), ("dtype", "model"), ("quantization", "model"),
+                      ("kv_cache_dtype", "cache type"), ("attention_backend", "attention backend"), ("disable_radix_cache", "prefix cache setting")):
+        facts.append((name, base.answers.get(key), other.answers.get(key)))
+    return facts
+
+
+def _same_address(base: Server, other: Server) -> bool:
+    return base.chat_url == other.chat_url or bool(set(base.metrics_urls) & set(other.metrics_urls))
+
+
+def _idle_remedy(engine: str) -> str:
+    if engine == "llama.cpp":
+        return ("-md alone loads a draft model and does not use it: add --spec-type draft-simple (draft-eagle3, draft-mtp, ngram-simple ...); "
+                "if that is set, its log says why the draft was refused (another vocabulary, for example)")
+    return {"vllm": "start vLLM with --speculative-config", "sglang": "start SGLang with --speculative-algorithm"}.get(engine, "check its start command")
+
+
+def _load_findings(server: Server, levels: Sequence[int], longest_prompt_chars: int, max_tokens: int) -> List[Finding]:
+    findings = []
+    if server.slots and max(levels) > server.slots:
+        findings.append(Finding(f"{server.label} answers {server.slots} request{'s' * (server.slots != 1)} at once, fewer than concurrency {max(levels)}: "
+                                "the others wait, and their waiting is in TTFT.", f"use --concurrency {server.slots} or less, or give the server more slots"))
+    about = longest_prompt_chars // 4 + max_tokens      # English has about four characters a token
+    if server.context_tokens and about > server.context_tokens:
+        findings.append(Finding(f"{server.label} has {server.context_tokens} tokens of context a request; the longest prompt with its answer takes about {about}.",
+                                "lower --max-tokens, shorten the prompts, or start the server with more context", grave=True))
+    return findings
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How prompts are asked: greedy, and the same for every server but for the engine's own words
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How every prompt of a run is asked."""
+
+    max_tokens: int = 192
+    seed: int = 0
+    stream: bool = True
+    no_think: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    dropped: FrozenSet[str] = frozenset()       # refused by one server, so sent to none
+    token_key: str = "max_tokens"
+    salt: str = ""                              # makes every request's prefix-cache key its own: all start cold
+
+
+# Whatever the server's own defaults are (the model's generation_config, GGUF keys), these make temperature 0 plain greedy.
+_NEUTRAL: Mapping[str, Mapping[str, Any]] = {
+    "llama.cpp": {"cache_prompt": False, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0.0,
+                  "xtc_probability": 0.0, "mirostat": 0, "min_p": 0.0},
+    "vllm": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "return_token_ids": True},
+    "sglang": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0,
+               "return_spec_tokens_details": True, "return_cached_tokens_details": True},
+}
+_WHOLE_ANSWERS: Mapping[str, Mapping[str, Any]] = {      # what only an answer in one piece can carry
+    "llama.cpp": {"return_tokens": True, "verbose": True}, "sglang": {"return_meta_info": True, "return_token_ids": True}}
+_SALTED = ("vllm", "sglang")
+_NEEDED = ("model", "messages", "tools", "stream", "temperature")
+
+
+def request_body(server: Server, prompt: Prompt, asking: Asking, own_body: Mapping[str, Any], salt: str) -> Dict[str, Any]:
+    """The JSON of one request: greedy, neutral, and with everything asked for that this engine can tell about acceptance."""
+    body: Dict[str, Any] = {"model": server.model, "messages": list(prompt.messages),
+                            asking.token_key: min(prompt.max_tokens or asking.max_tokens, asking.max_tokens),
+                            "temperature": 0, "top_p": 1, "seed": asking.seed, "stream": asking.stream}
+    if asking.stream:
+        body["stream_options"] = {"include_usage": True}
+    if prompt.tools:
+        body["tools"] = list(prompt.tools)
+    body.update(_NEUTRAL.get(server.engine, {}))
+    if not asking.stream:
+        body.update(_WHOLE_ANSWERS.get(server.engine, {}))
+    if server.engine in _SALTED:
+        body["cache_salt"] = f"{asking.salt}-{salt}"
+    if asking.no_think:
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+    for name in asking.dropped:
+        body.pop(name, None)
+    return merged(merged(body, asking.extra_body), own_body)
+
+
+def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> Dict[str, Any]:
+    """`body` with `extra` laid over it; objects are merged, everything else replaced; a null removes."""
+    result = dict(body)
+    for key, value in extra.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def refused_parameter(error: str, body: Mapping[str, Any]) -> Optional[str]:
+    """The optional parameter of `body` that a 400's text names; None where it names none."""
+    if not error.startswith(("HTTP 400", "HTTP 422")):
+        return None
+    names = sorted((name for name in body if name not in _NEEDED), key=len, reverse=True)
+    return next((name for name in names if re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", error)), None)
+
+
+def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, ready_timeout_s: float,
+             ) -> Tuple[List[Arm], Asking, List[Reply], List[Finding]]:
+    """One untimed request to every server, until all of them take it: redirects are resolved, a server that still loads is
+    waited for, a parameter that one of them refuses is dropped for all. MeasureError where a server cannot be asked at all."""
+    arms, findings = list(arms), []
+    deadline_s = client.clock() + ready_timeout_s
+    replies: List[Reply] = []
+    place = 0
+    while place < len(arms):
+        arm = arms[place]
+        prompt = warm_up_prompt(0)
+        body = request_body(arm.server, prompt, replace(asking, max_tokens=min(asking.max_tokens, 16)), arm.own_body, "rehearsal")
+        exchange = client.ask(arm.origin, request_bytes(arm.origin, arm.chat_path, body))
+        moved = redirect_path(arm.origin, read_response(exchange))
+        reply = read_reply(exchange, prompt.id)
+        name = refused_parameter(reply.error or "", body)
+        if moved and moved != arm.chat_path:
+            arms[place] = replace(arm, chat_path=moved, server=replace(arm.server, chat_url=arm.origin.url(moved)))
+        elif name:
+            asking = _without(asking, name)
+            findings.append(Finding(f"{arm.server.label} refused the parameter {name!r}: it is sent to no server in this run.",
+                                    "" if name not in _SPOILING else "without it the servers' own defaults apply"))
+            place, replies = 0, []
+        elif (reply.error or "").startswith("HTTP 503") and client.clock() < deadline_s:
+            say(f"waiting for {arm.server.label}: {reply.error}")
+            client.run(asyncio.sleep(0.5))
+        else:
+            _refuse(arm, reply)
+            replies.append(reply)
+            place += 1
+    return arms, asking, replies, findings
+
+
+_SPOILING = ("seed", "top_p", "repetition_penalty", "repeat_penalty", "presence_penalty", "frequency_penalty", "min_p")
+
+
+def _without(asking: Asking, name: str) -> Asking:
+    if name == "max_tokens" and asking.token_key == "max_tokens":
+        return replace(asking, token_key="max_completion_tokens")
+    if name in asking.dropped or name in asking.extra_body:
+        raise MeasureError(f"A server refuses the parameter {name!r} that you asked for.", "leave it out of --extra-body")
+    return replace(asking, dropped=asking.dropped | {name})
+
+
+def _refuse(arm: Arm, reply: Reply) -> None:
+    """MeasureError for an answer that says that no request of ours will ever be answered here."""
+    error = reply.error or ""
+    where = arm.server.chat_url
+    if error.startswith(("HTTP 401", "HTTP 403")):
+        raise MeasureError(f"{where} refuses the key: {error}.", "put the key into the variable that --api-key-env names (default SPEC_API_KEY)")
+    if error.startswith("HTTP 404"):
+        raise MeasureError(f"{where}: {error}.", f"check the address and the model's name (--model; the server lists {', '.join(arm.models[:4]) or 'none'})")
+    if error.startswith(("HTTP 400", "HTTP 405", "HTTP 422", "HTTP 3")):
+        raise MeasureError(f"{where} does not take our request: {error}.", "check --extra-body, --max-tokens and the model")
+    if error.startswith(("an HTML page", "cannot connect")) or "instead of JSON" in error:
+        raise MeasureError(f"{where}: {error}.", "check that the address is an OpenAI-compatible one")
+
+
+def speculation_after_a_task(client: Client, arm: Arm) -> Arm:
+    """The arm with what only a server tells that has answered once: llama.cpp's drafting method (/slots)."""
+    if arm.server.engine != "llama.cpp" or not arm.metrics_doors or arm.server.speculation:
+        return arm
+    told = _told_by_llama_cpp({}, {"/slots": json_of(get(client, arm.origin, arm.chat_path.rpartition("/v1")[0] + "/slots"))}, arm.page)
+    return replace(arm, server=replace(arm.server, speculation=told["speculation"])) if told["speculation"] else arm
 
 
 # ======================================================================================================================
 # 8. A timed pass (I/O)
 # ======================================================================================================================
 #
-# How load is replayed, and what Ctrl-C does.
+# Closed loop: as many requests in flight as the level says, the next one sent when one ends. All request bytes are built
+# before a pass, all answers understood after it.
+
+PASS_MEMORY_BYTES = 512 << 20
+HICCUP_INTERVAL_S = 0.01
+SLOTS_OPENED_AHEAD = 128
+
+
+class Job(NamedTuple):
+    """One request to be sent."""
+
+    prompt: Prompt
+    repeat: int
+    request: bytes
+
+
+class Lane(NamedTuple):
+    """One server's jobs of a pass."""
+
+    arm: Arm
+    jobs: Sequence[Job]
+
+
+class Interrupt:
+    """What Ctrl-C (or SIGTERM) does: the first stops sending and gives up what is in flight, the second stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._taps: set = set()
+        self._previous: Dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupt":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._previous[number] = signal.signal(number, self._on_signal)
+            except ValueError:
+                pass                # not the main thread: whoever embeds us handles signals
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        for tap in list(self._taps):
+            tap.abort("interrupted")
+
+    def watch(self, tap: Tap) -> None:
+        """Have this connection's request given up when the interrupt comes."""
+        self._taps.add(tap)
+        if self.requested:
+            tap.abort("interrupted")
+
+    def leave(self, tap: Tap) -> None:
+        """Its request has ended."""
+        self._taps.discard(tap)
+
+
+class Played(NamedTuple):
+    """What replaying a lane brought: its replies in the jobs' order, and what the client saw of itself."""
+
+    replies: Tuple[Reply, ...]
+    wall_s: float
+    hiccup_p99_s: Optional[float]
+    load_kept: Optional[float]
+    decoded_early: bool
+
+
+async def _hiccups(lateness_s: array, clock: Clock) -> None:
+    """An idle task that only measures how late it wakes: how far our own stamps can be trusted."""
+    while True:
+        due_s = clock() + HICCUP_INTERVAL_S
+        await asyncio.sleep(HICCUP_INTERVAL_S)
+        lateness_s.append(max(0.0, clock() - due_s))
+
+
+def _p99(values: Sequence[float]) -> Optional[float]:
+    return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))] if values else None
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Garbage is collected before and not within: a collection in the middle of a pass would stamp late."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Evidence:
+    """The exchanges of one lane, understood after the pass, or earlier where they would fill the memory."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.replies: List[Optional[Reply]] = [None] * len(jobs)
+        self.decoded_early = False
+        self._waiting: Dict[int, Exchange] = {}
+        self._bytes = 0
+
+    def keep(self, index: int, exchange: Exchange) -> None:
+        self._waiting[index] = exchange
+        self._bytes += len(exchange.data)
+        if self._bytes > PASS_MEMORY_BYTES:
+            self.decoded_early = True
+            self.understand()
+
+    def understand(self) -> None:
+        for index in list(self._waiting):
+            job = self.jobs[index]
+            self.replies[index] = read_reply(self._waiting.pop(index), job.prompt.id, job.repeat)
+        self._bytes = 0
+
+    def finished(self) -> Tuple[Reply, ...]:
+        self.understand()
+        return tuple(reply for reply in self.replies if reply is not None)
+
+
+async def _send_watched(client: Client, lane: Lane, job: Job, due_s: float, interrupt: Interrupt) -> Exchange:
+    tap, connected_s, error = await client.connection(lane.arm.origin)
+    if tap is None:
+        return Exchange(due_s, connected_s, None, client.clock(), bytearray(), (), (), error)
+    interrupt.watch(tap)
+    try:
+        exchange = await tap.exchange(job.request, due_s, connected_s, client.timeout_s)
+    finally:
+        interrupt.leave(tap)
+    client.put_back(lane.arm.origin, tap)
+    return exchange
+
+
+async def _slot(client: Client, lane: Lane, todo: Iterator[int], evidence: _Evidence, interrupt: Interrupt, notice: Any) -> Tuple[float, float]:
+    """One slot of the closed loop: seconds busy, and seconds from its first request's turn to its last one's end."""
+    began_s = busy_s = ended_s = None
+    for index in todo:
+        if interrupt.requested:
+            break
+        due_s = client.clock() if ended_s is None else ended_s
+        began_s = due_s if began_s is None else began_s
+        exchange = await _send_watched(client, lane, lane.jobs[index], due_s, interrupt)
+        ended_s = exchange.ended_s
+        busy_s = (busy_s or 0.0) + (ended_s - exchange.sent_s if exchange.sent_s is not None else 0.0)
+        evidence.keep(index, exchange)
+        notice(lane, exchange)
+    return busy_s or 0.0, (ended_s - began_s) if ended_s is not None and began_s is not None else 0.0
+
+
+async def _play(client: Client, lane: Lane, concurrency: int, interrupt: Interrupt, notice: Any) -> Played:
+    slots = min(concurrency, len(lane.jobs)) or 1
+    await client.open_ahead(lane.arm.origin, min(slots, SLOTS_OPENED_AHEAD))
+    evidence, lateness_s = _Evidence(lane.jobs), array("d")
+    monitor = asyncio.ensure_future(_hiccups(lateness_s, client.clock))
+    todo = iter(range(len(lane.jobs)))
+    began_s = client.clock()
+    spans = await asyncio.gather(*(_slot(client, lane, todo, evidence, interrupt, notice) for _ in range(slots)))
+    monitor.cancel()
+    wall_s = client.clock() - began_s
+    span_s = sum(span for _, span in spans)
+    return Played(evidence.finished(), wall_s, _p99(lateness_s), sum(busy for busy, _ in spans) / span_s if span_s else None, evidence.decoded_early)
+
+
+def play(client: Client, lane: Lane, concurrency: int, interrupt: Interrupt, notice: Any) -> Played:
+    """Replay one lane, `concurrency` requests at a time."""
+    with quiet_collector():
+        return client.run(_play(client, lane, concurrency, interrupt, notice))
+
+
+async def _play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interrupt, notice: Any, keep: Any) -> List[Played]:
+    for lane in lanes:
+        await client.open_ahead(lane.arm.origin, 1)
+    kept: List[List[Reply]] = [[] for _ in lanes]
+    wall_s, lateness_s = [0.0] * len(lanes), array("d")
+    monitor = asyncio.ensure_future(_hiccups(lateness_s, client.clock))
+    for turn in range(max(len(lane.jobs) for lane in lanes)):
+        order = range(len(lanes)) if turn % 2 == 0 else range(len(lanes) - 1, -1, -1)
+        for place in order:
+            lane = lanes[place]
+            if interrupt.requested or turn >= len(lane.jobs):
+                continue
+            job = lane.jobs[turn]
+            exchange = await _send_watched(client, lane, job, client.clock(), interrupt)
+            wall_s[place] += exchange.ended_s - exchange.due_s
+            reply = read_reply(exchange, job.prompt.id, job.repeat)     # nothing is in flight: understanding disturbs nobody
+            kept[place].append(reply)
+            keep(lane, reply)
+            notice(lane, exchange)
+    monitor.cancel()
+    hiccup_s = _p99(lateness_s)
+    return [Played(tuple(replies), wall, hiccup_s, None, False) for replies, wall in zip(kept, wall_s)]
+
+
+def play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interrupt, notice: Any, keep: Any) -> List[Played]:
+    """Replay several lanes one request at a time, prompt by prompt: A B, B A, ... so that drift cancels in each pair.
+
+    A lane's wall time is the time in which its own server had a request to answer.
+    """
+    with quiet_collector():
+        return client.run(_play_in_turn(client, lanes, interrupt, notice, keep))
+
+
+def now_utc() -> str:
+    """The wall time as ISO-8601 UTC: for labels, never for durations."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def pass_of(client: Client, lane: Lane, played: Played, facts: Mapping[str, Any], before: MetricsPage) -> Pass:
+    """A replayed lane with its acceptance; the counters are read again until they hold our requests' tokens."""
+    replies = played.replies
+    done = [reply for reply in replies if reply.ok]
+    counts = [reply.completion_tokens for reply in done]
+    tokens = None if None in counts or not counts else sum(count or 0 for count in counts)
+    model = lane.arm.server.model
+    after = _settled(client, lane.arm, before, model, tokens)
+    counters = acceptance_from_counters(before, after, model, len(done), tokens if len(done) == len(replies) else None)
+    acceptance = acceptance_of_pass(replies, counters, lane.arm.server.speculating)
+    caveats = pass_caveats(replies, played, before, after, model)
+    return Pass(lane.arm.server.label, replies=replies, wall_s=played.wall_s, acceptance=acceptance,
+                counters_delta=speculation_delta(before, after), hiccup_p99_s=played.hiccup_p99_s, load_kept=played.load_kept,
+                caveats=tuple(caveats), **facts)
+
+
+def _settled(client: Client, arm: Arm, before: MetricsPage, model: str, tokens: Optional[int]) -> MetricsPage:
+    page = scrape(client, arm.metrics_doors)
+    for _ in range(5):
+        generated = _delta(before, page, _GENERATED, model).total
+        if page.problem or before.problem or tokens is None or generated is None or generated >= tokens or restarted(before, page):
+            break
+        client.run(asyncio.sleep(0.2))
+        page = scrape(client, arm.metrics_doors)
+    return page
+
+
+def pass_caveats(replies: Sequence[Reply], played: Played, before: MetricsPage, after: MetricsPage, model: str) -> List[Caveat]:
+    """What the numbers of a pass do not mean, from what was seen in it; pure."""
+    caveats = []
+    done = [reply for reply in replies if reply.ok]
+    failed = [reply for reply in replies if not reply.ok]
+    for message in dict.fromkeys(reply.error for reply in failed):
+        count = sum(reply.error == message for reply in failed)
+        caveats.append(Caveat(f"{count} of {len(replies)} requests failed: {message}.", "They are left out of rates and comparisons."))
+    if done and all(not reply.content and not reply.tool_calls and reply.reasoning for reply in done):
+        caveats.append(Caveat("No answer text: thinking used up the tokens of every request.", "Raise --max-tokens, or use --no-think for both servers."))
+    if any(reply.completion_tokens is None for reply in done):
+        caveats.append(Caveat("The server did not count its tokens: tokens a second are left out.", "Let it send usage (stream_options.include_usage)."))
+    if any(_more_ids_than_tokens(reply) for reply in done):
+        caveats.append(Caveat("The server's usage disagrees with the token ids that it sent.", "Tokens a second rest on its usage; ask its makers."))
+    if any(reply.damaged for reply in done):
+        caveats.append(Caveat("Some answers hold bytes that are no UTF-8; they are kept escaped.", "Look at the run file."))
+    share = cached_share(replies)
+    hit_rate = prefix_hit_rate(before, after, model) if not (before.problem or after.problem) else None
+    cached = max(share or 0.0, hit_rate or 0.0)
+    if cached > 0.5:
+        caveats.append(Caveat(f"{cached:.0%} of the prompt tokens came from a cache: TTFT is a repeat's.", "Use fresh prompts, or switch the prompt cache off on both servers."))
+    if played.decoded_early:
+        caveats.append(Caveat(f"The pass's answers filled {PASS_MEMORY_BYTES >> 20} MiB: some were understood while others ran.", "Use fewer prompts a level."))
+    return caveats + _hiccup_caveats(done, played.hiccup_p99_s)
+
+
+def _more_ids_than_tokens(reply: Reply) -> bool:
+    return reply.token_ids is not None and reply.token_source == "usage" and len(reply.token_ids) > (reply.completion_tokens or 0)
+
+
+def _hiccup_caveats(done: Sequence[Reply], hiccup_s: Optional[float]) -> List[Caveat]:
+    gaps = sorted(gap for reply in done[:64] for gap in reply.chunk_gaps_s if gap > 0.0005)
+    limit_s = min(0.005, max(0.002, gaps[len(gaps) // 2] / 10)) if gaps else 0.005     # 2 ms is what an idle loop is late anyway
+    if hiccup_s is None or hiccup_s <= limit_s:
+        return []
+    return [Caveat(f"This client itself woke up to {hiccup_s * 1000:.1f} ms late (p99): stamps are no better than that.",
+                   "Close other programs, or measure from another machine.")]
 
 
 # ======================================================================================================================
@@ -444,7 +2919,531 @@ class Comparison:
 # 13. Notebook and run files (pure, and append)
 # ======================================================================================================================
 #
-# What is kept, how it survives a crash, how it is read back.
+# The notebook keeps the numbers: prose lines may stand in it, records are one JSON object a line. The run file keeps the
+# evidence: every reply with its text and its stamps, so that every number can be rebuilt. Both are only ever appended to.
+
+RECORD_PROMPT, RECORD_REPLY, RECORD_PASS = "prompt", "reply", "pass"
+
+
+def as_json(value: Any) -> Any:
+    """A dataclass as JSON: keys equal field names, fields at their default left out; tuples are lists."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: as_json(getattr(value, name)) for name, spec in value.__dataclass_fields__.items()
+                if not _is_default(getattr(value, name), spec)}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(inner) for inner in value]
+    if isinstance(value, float):
+        return round(value, 7) if math.isfinite(value) else None
+    return value
+
+
+def _is_default(value: Any, spec: Any) -> bool:
+    if spec.default_factory is not MISSING:
+        return bool(value == spec.default_factory())
+    return spec.default is not MISSING and type(value) is type(spec.default) and bool(value == spec.default)
+
+
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """One record as one line: ASCII only, no NaN, ended by LF."""
+    return json.dumps(as_json(record), ensure_ascii=True, allow_nan=False, separators=(", ", ": ")).encode("ascii") + b"\n"
+
+
+def _fields_of(kind: Any, data: Mapping[str, Any]) -> Dict[str, Any]:
+    return {key: value for key, value in data.items() if key in kind.__dataclass_fields__}
+
+
+def reply_from_json(data: Mapping[str, Any]) -> Reply:
+    """A reply as it was written; keys of later versions are left aside. TypeError or ValueError for what is none."""
+    known = _fields_of(Reply, data)
+    for key in ("chunk_at_s", "token_ids"):
+        if known.get(key) is not None:
+            known[key] = tuple(known[key])
+    if known.get("tool_calls") is not None:
+        known["tool_calls"] = tuple(ToolCall(str(name), str(arguments)) for name, arguments in known["tool_calls"])
+    if known.get("acceptance") is not None:
+        known["acceptance"] = acceptance_from_json(known["acceptance"])
+    return Reply(**known)
+
+
+def acceptance_from_json(data: Mapping[str, Any]) -> Acceptance:
+    """An acceptance as it was written."""
+    known = _fields_of(Acceptance, data)
+    if known.get("accepted_by_position") is not None:
+        known["accepted_by_position"] = tuple(known["accepted_by_position"])
+    return Acceptance(**known)
+
+
+def prompt_from_json(data: Mapping[str, Any]) -> Prompt:
+    """A prompt as it was written."""
+    known = _fields_of(Prompt, data)
+    known["messages"] = tuple(known.get("messages") or ())
+    known["tools"] = tuple(known["tools"]) if known.get("tools") else None
+    return Prompt(**known)
+
+
+def server_from_json(data: Mapping[str, Any]) -> Server:
+    """A server as it was written."""
+    known = _fields_of(Server, data)
+    known["metrics_urls"] = tuple(known.get("metrics_urls") or ())
+    if known.get("speculation") is not None:
+        known["speculation"] = Speculation(**_fields_of(Speculation, known["speculation"]))
+    return Server(**known)
+
+
+def without_texts(reply: Reply) -> Reply:
+    """The reply with digests and lengths in place of its texts."""
+    channels = {"content": reply.content or "", "reasoning": reply.reasoning or "",
+                "tool_calls": json.dumps([list(call) for call in reply.tool_calls]) if reply.tool_calls else ""}
+    digests = {}
+    for name, text in channels.items():
+        raw = text.encode("utf-8", "surrogateescape" if reply.damaged else "surrogatepass")
+        digests[name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw), "chars": len(text)}
+    return replace(reply, content=None, reasoning=None, tool_calls=None, token_ids=None, digests=digests)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Appending
+
+
+class Journal:
+    """A file that records are appended to, one whole line at a time, by any number of processes at once.
+
+    A torn last line (a crash, a full disk) is sealed with a line break before the next record, so that it spoils nothing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            folder = os.path.dirname(path)
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        except OSError as error:
+            raise MeasureError(f"{path} cannot be written: {error.strerror or error}.", "name another file, or mend its permissions") from None
+
+    def append(self, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+        """Append records in one write under a lock; `durable` waits until they are on the disk. MeasureError if it fails."""
+        data = b"".join(map(json_line, records))
+        try:
+            with _locked(self._file):
+                size = os.lseek(self._file, 0, os.SEEK_END)
+                if size and self._last_byte(size) != b"\n":
+                    data = b"\n" + data
+                written = os.write(self._file, data)
+                while written < len(data):
+                    written += os.write(self._file, data[written:])
+            if durable:
+                os.fsync(self._file)
+        except OSError as error:
+            raise MeasureError(f"{self.path} cannot be written any more: {error.strerror or error}.",
+                               "make room on the disk; all lines before are whole") from None
+
+    def _last_byte(self, size: int) -> bytes:
+        os.lseek(self._file, size - 1, os.SEEK_SET)
+        return os.read(self._file, 1)
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._file)
+
+
+@contextlib.contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """The file, locked against other writers where the system knows how; an append is one write all the same."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+    elif msvcrt is not None:
+        os.lseek(file, 0x7FFFFFFF, os.SEEK_SET)     # a byte far behind the end: locking it keeps no reader out
+        msvcrt.locking(file, msvcrt.LK_LOCK, 1)
+        try:
+            yield
+        finally:
+            os.lseek(file, 0x7FFFFFFF, os.SEEK_SET)
+            msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+    else:
+        yield
+
+
+class StreamJournal:
+    """Records written as JSON lines to a stream (`--labbook -`)."""
+
+    def __init__(self, stream: Any) -> None:
+        self.path = "-"
+        self._stream = stream
+
+    def append(self, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+        """Write records at once, so that a reader at the other end of a pipe sees them."""
+        for record in records:
+            self._stream.write(json_line(record).decode("ascii"))
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing to let go of: the stream is not ours."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading back
+
+
+class BadLine(NamedTuple):
+    """A line that looks like a record and is none."""
+
+    path: str
+    number: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.number}: {self.problem}"
+
+
+def read_lines(path: str) -> Iterator[Tuple[int, Union[Dict[str, Any], BadLine]]]:
+    """The JSON objects of a file with their line numbers; prose is passed over, torn or spoiled lines are BadLine."""
+    try:
+        file = sys.stdin.buffer if path == "-" else open(path, "rb")
+    except OSError as error:
+        raise MeasureError(f"{path} cannot be read: {error.strerror or error}.", "check the path") from None
+    with file:
+        for number, raw in enumerate(file, 1):
+            text = raw.strip()
+            if not text.startswith(b"{"):
+                continue
+            try:
+                record = _JSON.decode(text.decode("utf-8"))
+            except (ValueError, RecursionError):
+                whole = raw.endswith(b"\n")
+                yield number, BadLine(path, number, "no whole JSON object" + ("" if whole else " (the file ends in the middle of it)"))
+                continue
+            if isinstance(record, dict):
+                yield number, record
+
+
+def read_notebook(path: str) -> Tuple[List[Dict[str, Any]], List[BadLine]]:
+    """The records of a notebook, the lesson's own ones included, and the lines that are damaged."""
+    records, bad = [], []
+    for number, found in read_lines(path):
+        if isinstance(found, BadLine):
+            bad.append(found)
+        elif record_kind(found) in ("endpoint", "comparison"):
+            records.append(found)
+        elif found.get("lab") == LAB:
+            bad.append(BadLine(path, number, "a record of no known kind"))
+    return records, bad
+
+
+def record_kind(record: Mapping[str, Any]) -> Optional[str]:
+    """endpoint | comparison, for the lesson's records too, which do not say it; None for other JSON."""
+    kind = record.get("kind")
+    if isinstance(kind, str):
+        return kind
+    if isinstance(record.get("text_comparison"), dict):
+        return "comparison"
+    return "endpoint" if isinstance(record.get("latency_s"), dict) else None
+
+
+def read_run(path: str) -> Tuple[Run, List[BadLine]]:
+    """A run from its file, also one that was cut off in the middle: what it holds is used, what is torn is told."""
+    parts = _RunParts(path)
+    bad: List[BadLine] = []
+    for number, found in read_lines(path):
+        if isinstance(found, BadLine):
+            bad.append(found)
+            continue
+        try:
+            parts.take(found)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            bad.append(BadLine(path, number, f"no record of a run file ({error.__class__.__name__}: {shorten(str(error), 80)})"))
+    if not parts.header and not parts.replies:
+        raise MeasureError(f"{path} is no run file.", "run files are what a measurement writes beside its notebook, in <notebook>.runs/")
+    return parts.run(), bad
+
+
+PassKey = Tuple[str, str, int, str, Optional[int]]      # server label, workload, concurrency, purpose, of which level
+
+
+class _RunParts:
+    """A run while its file is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.header: Mapping[str, Any] = {}
+        self.servers: Dict[str, Server] = {}
+        self.prompts: Dict[str, Prompt] = {}
+        self.replies: Dict[PassKey, List[Reply]] = {}
+        self.facts: Dict[PassKey, Mapping[str, Any]] = {}
+        self.rulers: Dict[str, Ruler] = {}
+        self.margins: Dict[Tuple[str, str, int, str, int], float] = {}
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Read one record."""
+        kind = record.get("record")
+        if kind == "run":
+            self.header = record
+        elif kind == "server":
+            self.servers[record["label"]] = server_from_json(record)
+        elif kind == RECORD_PROMPT:
+            self.prompts[record["id"]] = prompt_from_json(record)
+        elif kind == RECORD_REPLY:
+            self.replies.setdefault(_pass_key(record), []).append(reply_from_json(record["reply"]))
+        elif kind == RECORD_PASS:
+            self.facts[_pass_key(record)] = record
+        elif kind == "ruler":
+            self.rulers[record["server"]] = Ruler(**_fields_of(Ruler, record))
+        elif kind == "margin":
+            place = (record["server"], record["workload"], int(record["concurrency"]), record["prompt_id"], int(record["repeat"]))
+            self.margins[place] = float(record["margin_nats"])
+
+    def run(self) -> Run:
+        """What was read, as a run."""
+        header = self.header
+        order = {label: place for place, label in enumerate(self.servers)}
+        keys = sorted(self.replies, key=lambda key: order.get(key[0], len(order)))
+        return Run(str(header.get("label", "")), str(header.get("started_at", "")), header.get("settings") or {},
+                   str(header.get("prompts_sha256", "")), self.servers, self.prompts, tuple(self._pass(key) for key in keys),
+                   self.rulers, self.margins, str(header.get("tool_version", "")), header.get("client") or {}, self.path)
+
+    def _pass(self, key: PassKey) -> Pass:
+        server, workload, concurrency, purpose, of_level = key
+        replies, facts = tuple(self.replies[key]), self.facts.get(key)
+        if facts is None:       # killed before its end: its replies still count, its counters were never read
+            spans = [(reply.due_s or 0.0, reply.ended_s or 0.0) for reply in replies]
+            wall_s = max(end for _, end in spans) - min(due for due, _ in spans)
+            return Pass(server, workload, concurrency, replies, wall_s, purpose, of_level, interrupted=True,
+                        acceptance=acceptance_of_pass(replies, Acceptance(missing="the run ended before the counters were read"), None))
+        return Pass(server, workload, concurrency, replies, float(facts["wall_s"]), purpose, of_level, str(facts.get("started_at", "")),
+                    acceptance_from_json(facts.get("acceptance") or {}), facts.get("counters_delta") or {}, facts.get("hiccup_p99_s"),
+                    facts.get("load_kept"), bool(facts.get("interrupted")), tuple(Caveat(**caveat) for caveat in facts.get("caveats") or ()))
+
+
+def _pass_key(record: Mapping[str, Any]) -> PassKey:
+    return record["server"], record["workload"], int(record["concurrency"]), record.get("purpose", "timed"), record.get("of_level")
+
+
+def pass_records(done: Pass) -> Iterator[Dict[str, Any]]:
+    """The facts of a pass as a run file keeps them; its replies stand before it as records of their own."""
+    yield {"record": RECORD_PASS, "acceptance": as_json(done.acceptance), **as_json(replace(done, replies=()))}
+
+
+def reply_record(server: str, workload: str, concurrency: int, purpose: str, reply: Reply, of_level: Optional[int] = None) -> Dict[str, Any]:
+    """One reply as a run file keeps it."""
+    return {"record": RECORD_REPLY, "server": server, "workload": workload, "concurrency": concurrency, "purpose": purpose,
+            "of_level": of_level, "reply": as_json(reply)}
+
+
+def run_records(run: Run, no_texts: bool) -> Iterator[Dict[str, Any]]:
+    """How a run file begins: the run's facts, its servers, its prompts (by digest alone with --no-texts)."""
+    yield {"record": "run", "schema": SCHEMA, "tool_version": run.tool_version, "label": run.label, "started_at": run.started_at,
+           "settings": run.settings, "prompts_sha256": run.prompts_sha256, "client": run.client}
+    for server in run.servers.values():
+        yield {"record": "server", **as_json(server)}
+    for prompt in run.prompts.values():
+        yield {"record": RECORD_PROMPT, "sha256": prompt_sha256(prompt), **as_json(replace(prompt, messages=()) if no_texts else prompt)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The records of the notebook. The lesson's keys keep name and meaning; ours stand beside them.
+
+
+def spread_of(values: Iterable[Optional[float]], names: Sequence[str] = ("p50", "p90", "p99", "mean")) -> Optional[Dict[str, Optional[float]]]:
+    """Quantiles and mean of what was measured; None where nothing was."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return None
+    made = {"mean": sum(known) / len(known), "max": known[-1]}
+    return {name: made[name] if name in made else quantile(known, int(name[1:]) / 100) for name in names}
+
+
+def endpoint_record(run: Run, done: Pass) -> Dict[str, Any]:
+    """One pass as a notebook record."""
+    server = run.servers[done.server]
+    replies, completed = done.replies, done.completed
+    rate = done.output_tokens_per_s
+    speeds = spread_of((reply.decode_tokens_per_s for reply in completed), ("mean", "p50"))
+    first_error = next((reply.error for reply in replies if reply.error), None)
+    timings = next((reply.engine_timings for reply in completed if reply.engine_timings), None)
+    return {
+        "label": f"{run.label}/{done.server}", "base_url": server.base_url, "model": server.model, "requests": len(replies),
+        "completed": len(completed), "failed": len(replies) - len(completed), "first_error": first_error, "wall_s": done.wall_s,
+        "latency_s": spread_of((reply.e2el_s for reply in completed), ("p50", "mean", "max")) or {"p50": None, "mean": None, "max": None},
+        "output_tokens": done.output_tokens, "output_tokens_per_s": rate, "tokens_counted_by_server": done.output_tokens is not None,
+        "server_timings_sample": timings, "spec_metrics_delta": done.counters_delta, **_shared_keys(run, done.server),
+        "prompt_count": len({reply.prompt_id for reply in replies}), "schema": SCHEMA, "kind": "endpoint", "run": run.label,
+        "server_label": done.server, "purpose": done.purpose, "workload": done.workload, "concurrency": done.concurrency,
+        "prompts_sha256": _pass_digest(run, done), "caveats": [as_json(caveat) for caveat in done.caveats], "tool_version": run.tool_version,
+        "run_file": run.path or None, "ttft_s": spread_of(reply.ttft_s for reply in completed),
+        "tpot_s": spread_of(reply.tpot_s for reply in completed), "e2el_s": spread_of(reply.e2el_s for reply in completed),
+        "chunk_gap_s": spread_of(gap for reply in completed for gap in reply.chunk_gaps_s),
+        "decode_tokens_per_s": speeds, "acceptance": acceptance_record(done.acceptance),
+        "token_source": next((reply.token_source for reply in completed), None),
+        "cached_share": cached_share(replies), "connect_s": spread_of((reply.connected_s for reply in replies), ("p50", "max")),
+        "accuracy": _accuracy_record(accuracy(run.prompts, done.replies)), "server": server_record(server), "interrupted": done.interrupted,
+        "load_kept": done.load_kept, "hiccup_p99_s": done.hiccup_p99_s, "started_at": done.started_at, "client": dict(run.client),
+        "settings": dict(run.settings), "track": run.settings.get("track"),
+    }
+
+
+def _shared_keys(run: Run, label: str) -> Dict[str, Any]:
+    server = run.servers[label]
+    return {"lab": LAB, "engine": server.engine, "engine_version": server.version or "unknown", "max_tokens": run.settings.get("max_tokens"),
+            "repeats": run.settings.get("repeats"), "recorded_at": now_utc()}
+
+
+def _pass_digest(run: Run, done: Pass) -> str:
+    ids = dict.fromkeys(reply.prompt_id for reply in done.replies)
+    return prompts_sha256(sorted((run.prompts[key] for key in ids if key in run.prompts), key=lambda prompt: prompt.id))
+
+
+def acceptance_record(acceptance: Acceptance) -> Dict[str, Any]:
+    """Acceptance with its derived rates; the convention is in each name."""
+    return {"source": acceptance.source, "drafts": acceptance.drafts, "draft_tokens": acceptance.draft_tokens,
+            "accepted_tokens": acceptance.accepted_tokens,
+            "accepted_by_position": None if acceptance.accepted_by_position is None else list(acceptance.accepted_by_position),
+            "acceptance_rate": acceptance.acceptance_rate, "acceptance_length": acceptance.acceptance_length,
+            "tokens_per_target_pass": acceptance.tokens_per_target_pass, "missing": acceptance.missing,
+            "server_gauges": dict(acceptance.gauges) or None}
+
+
+def server_record(server: Server) -> Dict[str, Any]:
+    """What a notebook record keeps of a server."""
+    return {"engine": server.engine, "version": server.version, "context_tokens": server.context_tokens, "slots": server.slots,
+            "kv_cache_tokens": server.kv_cache_tokens, "speculating": server.speculating,
+            "speculation": None if server.speculation is None else {"method": server.speculation.method,
+                                                                   "draft_tokens": server.speculation.draft_tokens,
+                                                                   "drafter": server.speculation.drafter},
+            "answers": dict(server.answers) or None}
+
+
+def _accuracy_record(counted: Optional[Tuple[int, int]]) -> Optional[Dict[str, int]]:
+    return None if counted is None else {"correct": counted[0], "of": counted[1]}
+
+
+def comparison_record(run: Run, cell: Comparison, caveats: Sequence[Caveat] = ()) -> Dict[str, Any]:
+    """One result cell as a notebook record."""
+    base, other = _timed_pass(run, cell, cell.baseline_label), _timed_pass(run, cell, cell.speculative_label)
+    index = {key: place for place, key in enumerate(dict.fromkeys(reply.prompt_id for reply in base.replies))}
+    agreement, floor = cell.agreement, cell.floor
+    shared = _shared_keys(run, cell.speculative_label)
+    return {
+        "lab": LAB, "label": f"{run.label}/comparison", "engine": shared["engine"], "engine_version": shared["engine_version"],
+        "model": run.servers[cell.baseline_label].model, "baseline_tokens_per_s": base.output_tokens_per_s,
+        "speculative_tokens_per_s": other.output_tokens_per_s,
+        "text_comparison": {"compared": agreement.pairs, "identical": agreement.identical, "divergent": agreement.pairs - agreement.identical,
+                            "divergences": [_divergence(difference, index) for difference in agreement.differences[:5]]},
+        "recorded_at": shared["recorded_at"], "schema": SCHEMA, "kind": "comparison", "run": run.label, "workload": cell.workload,
+        "concurrency": cell.concurrency, "prompts_sha256": _pass_digest(run, base),
+        "caveats": [as_json(caveat) for caveat in (*caveats, *cell.verdict.caveats)],
+        "tool_version": run.tool_version, "run_file": run.path or None, "baseline_label": cell.baseline_label,
+        "speculative_label": cell.speculative_label, "throughput_ratio": _ratio_record(cell.throughput_ratio),
+        "decode_ratio": _ratio_record(cell.decode_ratio), "self_ratio": _ratio_record(cell.self_ratio),
+        "exact_match": agreement.exact_match, "prefix_agreement": agreement.prefix_agreement,
+        "incomparable": [list(pair) for pair in agreement.incomparable],
+        "noise_floor": None if floor is None else {"exact_match": floor.exact_match, "prefix_agreement": floor.prefix_agreement,
+                                                   "concurrency": cell.floor_concurrency, "pairs": floor.pairs},
+        "verdict": {"speed": cell.verdict.speed, "answers": cell.verdict.answers, "reasons": list(cell.verdict.reasons)},
+        "baseline_accuracy": _accuracy_record(cell.baseline_accuracy), "speculative_accuracy": _accuracy_record(cell.speculative_accuracy),
+        "ruler": None if cell.ruler is None else as_json(cell.ruler), "smallest_detectable_change": cell.smallest_change,
+        "advice": list(cell.advice), "break_even": dict(cell.why), "max_tokens": shared["max_tokens"], "track": run.settings.get("track"),
+    }
+
+
+def _timed_pass(run: Run, cell: Comparison, label: str) -> Pass:
+    return next(done for done in run.passes if (done.server, done.workload, done.concurrency, done.purpose) == (
+        label, cell.workload, cell.concurrency, "timed"))
+
+
+def _divergence(difference: Difference, index: Mapping[str, int]) -> Dict[str, Any]:
+    return {"prompt_index": index.get(difference.prompt_id), "first_difference_at_char": difference.first_char,
+            "baseline_tail": difference.baseline_tail, "speculative_tail": difference.other_tail, "prompt_id": difference.prompt_id,
+            "repeat": difference.repeat, "kind": difference.kind, "channel": difference.channel,
+            "first_difference_at_byte": difference.first_byte, "margin_nats": difference.margin_nats, "detail": difference.detail}
+
+
+def _ratio_record(ratio: Optional[Ratio]) -> Optional[Dict[str, Any]]:
+    return None if ratio is None else {"value": ratio.value, "low": ratio.low, "high": ratio.high, "pairs": ratio.pairs}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Several run files as one run
+
+
+_MUST_BE_EQUAL = ("max_tokens", "seed", "repeats", "no_think", "extra_body", "share_prompts")
+
+
+def joined(first: Run, others: Sequence[Run]) -> Run:
+    """One run out of several, the first one's baseline being the baseline: as if all had been measured together.
+
+    MeasureError where they cannot be compared: another model, other prompts, another token limit or sampling.
+    """
+    if BASELINE not in first.servers:
+        raise MeasureError(f"{first.path} holds no baseline.", "name the baseline's run file first")
+    servers, passes = dict(first.servers), list(first.passes)
+    prompts, rulers, margins = dict(first.prompts), dict(first.rulers), dict(first.margins)
+    for other in others:
+        _refuse_unlike(first, other)
+        names = _names_in(other, set(servers))
+        for label, name in names.items():
+            servers[name] = replace(other.servers[label], label=name)
+        passes += [replace(done, server=names[done.server]) for done in other.passes if done.server in names]
+        rulers.update({names[label]: ruler for label, ruler in other.rulers.items() if label in names})
+        margins.update({(names[key[0]], *key[1:]): margin for key, margin in other.margins.items() if key[0] in names})
+        prompts.update(other.prompts)
+    return replace(first, servers=servers, passes=tuple(passes), prompts=prompts, rulers=rulers, margins=margins)
+
+
+def _names_in(other: Run, taken: set) -> Dict[str, str]:
+    """What each configuration of a run is called among the others: a run of one server goes by the run's label."""
+    labels = [label for label in other.servers if label != BASELINE] or [BASELINE]
+    names = {}
+    for label in labels:
+        wanted = other.label if label == BASELINE else label
+        wanted = wanted or os.path.splitext(os.path.basename(other.path))[0]
+        name, number = wanted, 2
+        while name in taken:
+            name, number = f"{wanted}-{number}", number + 1
+        taken.add(name)
+        names[label] = name
+    return names
+
+
+def _refuse_unlike(first: Run, other: Run) -> None:
+    mine, theirs = first.servers[BASELINE].model, next(iter(other.servers.values())).model if other.servers else ""
+    if mine != theirs:
+        raise MeasureError(f"{other.path} measured another model: {theirs!r}, not {mine!r}.", "compare runs of one model")
+    for key in _MUST_BE_EQUAL:
+        if first.settings.get(key) != other.settings.get(key):
+            raise MeasureError(f"{other.path} was measured with another {key}: {other.settings.get(key)!r}, not {first.settings.get(key)!r}.",
+                               "measure both with the same options")
+    shared = [key for key in other.prompts if key in first.prompts]
+    unlike = next((key for key in shared if prompt_sha256(first.prompts[key]) != prompt_sha256(other.prompts[key])), None)
+    if unlike or not shared:
+        raise MeasureError(f"{other.path} was measured with other prompts{f' (its {unlike} is another)' if unlike else ''}.",
+                           "measure both with the same --prompts, --prompt-set and --limit")
+
+
+_ENDPOINT_TYPES = {"label": str, "model": str, "requests": int, "completed": int, "failed": int, "wall_s": (int, float), "latency_s": dict,
+                   "lab": str, "recorded_at": str}
+_COMPARISON_TYPES = {"label": str, "model": str, "text_comparison": dict, "lab": str, "recorded_at": str}
+_OUR_TYPES = {"workload": str, "concurrency": int, "prompts_sha256": str, "caveats": list, "tool_version": str}
+
+
+def schema_problems(record: Mapping[str, Any]) -> List[str]:
+    """What is wrong with a notebook record, a sentence each; nothing for a good one. Unknown keys are welcome."""
+    wanted: Dict[str, Any] = dict(_ENDPOINT_TYPES if record_kind(record) == "endpoint" else _COMPARISON_TYPES)
+    if "schema" in record:
+        wanted.update(_OUR_TYPES)
+        if record["schema"] != SCHEMA:
+            return [f"schema {record['schema']!r} is not known here (this version writes {SCHEMA})"]
+    name = f"{record.get('label', 'a record')} of {record.get('recorded_at', 'no day')}"
+    problems = [f"{name}: the key {key!r} is missing" for key in wanted if key not in record]
+    for key, kind in wanted.items():
+        if key in record and (not isinstance(record[key], kind) or isinstance(record[key], bool)):
+            problems.append(f"{name}: the key {key!r} holds a {type(record[key]).__name__}")
+    return problems
 
 
 # ======================================================================================================================
@@ -465,4 +3464,1269 @@ class Comparison:
 # 16. Command line (I/O)
 # ======================================================================================================================
 #
-# Verbs; main(argv) -> int.
+# A verb is a parser and a function that returns the exit code: 0 measured and all requests answered, 1 something failed,
+# 2 cannot start, 130 interrupted. stdout carries the result, stderr the progress.
+
+EXIT_OK, EXIT_FAILED, EXIT_CANNOT_START, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+class Screen:
+    """Where results and progress go, what the stream can show, and how wide it is."""
+
+    def __init__(self, quiet: bool = False, result: Any = None) -> None:
+        self.result = result or sys.stdout
+        self.progress = sys.stderr
+        self.quiet = quiet
+        self._bar_shown = False
+        self._bar_at_s = -1.0
+
+    def width(self) -> int:
+        """Columns of the terminal, at least 60; 80 where there is none."""
+        return max(60, shutil.get_terminal_size((80, 24)).columns)
+
+    def show(self, lines: Union[str, Iterable[str]]) -> None:
+        """Result lines, in whatever characters the stream can encode."""
+        self._write(self.result, lines if isinstance(lines, str) else "\n".join(lines))
+
+    def say(self, line: str) -> None:
+        """One line of progress or warning, escaped: servers' words are in it."""
+        if not self.quiet:
+            self.clear_bar()
+            self._write(self.progress, terminal_text(line))
+
+    def _write(self, stream: Any, text: str) -> None:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(encodable(text, encoding) + "\n")
+        stream.flush()
+
+    def bar_is_due(self, now_s: float) -> bool:
+        """Whether the bar may be drawn again: four times a second, so that drawing disturbs no stamp."""
+        if self.quiet or now_s - self._bar_at_s < 0.25 or not self._is_terminal():
+            return False
+        self._bar_at_s = now_s
+        return True
+
+    def bar(self, done: int, of: int, words: str, left_s: Optional[float]) -> None:
+        """The progress so far: one line that is written over, on a terminal only."""
+        filled = "#" * int(20 * done / max(of, 1))
+        eta = f", about {_clock_words(left_s)} left" if left_s is not None else ""
+        self.progress.write(f"\r\x1b[K[{filled:<20}] {done}/{of} {words}{eta}")
+        self.progress.flush()
+        self._bar_shown = True
+
+    def clear_bar(self) -> None:
+        """Take the bar away, so that a line can stand there."""
+        if self._bar_shown:
+            self.progress.write("\r\x1b[K")
+            self._bar_shown = False
+
+    def _is_terminal(self) -> bool:
+        return bool(getattr(self.progress, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+
+
+def _clock_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The plan: what will be asked, where, how often
+
+
+class Block(NamedTuple):
+    """One workload at one level: its slice of the prompts."""
+
+    workload: str
+    concurrency: int
+    prompts: Tuple[Prompt, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will be asked, in order, and what is to be said about it beforehand."""
+
+    blocks: Tuple[Block, ...]
+    findings: Tuple[Finding, ...] = ()
+
+    @property
+    def prompts(self) -> Tuple[Prompt, ...]:
+        """All prompts, each once, in order."""
+        return tuple({prompt.id: prompt for block in self.blocks for prompt in block.prompts}.values())
+
+    @property
+    def levels(self) -> Tuple[int, ...]:
+        """The concurrency levels, each once, rising."""
+        return tuple(sorted({block.concurrency for block in self.blocks}))
+
+
+class Wish(NamedTuple):
+    """A workload as it was asked for: where its prompts come from, at which levels, how many of them."""
+
+    workload: str
+    prompts: Tuple[Prompt, ...]
+    levels: Tuple[int, ...]
+    limit: Optional[int]
+
+
+SUITES = ("lesson", "tutorial")
+_LESSON_LIMITS = {"copy": 12, "closed": 12, "open": 12, "mixed": 40}
+_TUTORIAL_LEVELS = (1, 4, 16)
+_TUTORIAL_LIMIT = 78
+
+
+def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
+    """The blocks that a list of wishes comes to: no prompt is asked twice on a server, unless prompts are to be shared."""
+    blocks: List[Block] = []
+    findings: List[Finding] = []
+    seen: Dict[str, None] = {}
+    for wish in wishes:
+        prompts = take(without_repeats(wish.prompts, seen), wish.limit)
+        seen.update(dict.fromkeys(map(prompt_sha256, prompts)))
+        if len(prompts) < len(wish.levels) and not share_prompts or not prompts:
+            raise MeasureError(f"The workload {wish.workload} has {len(prompts)} prompts for {len(wish.levels)} concurrency levels.",
+                               "give it more prompts, or name fewer levels: each level needs prompts of its own")
+        for place, level in enumerate(wish.levels):
+            own = prompts if share_prompts else slice_for_level(prompts, place, len(wish.levels))
+            blocks.append(Block(wish.workload, level, own))
+            if len(own) < level:
+                findings.append(Finding(f"{wish.workload} has {len(own)} prompts for concurrency {level}: never {level} requests at once.",
+                                        f"give it at least {level * len(wish.levels)} prompts, or raise --limit"))
+    if share_prompts and any(len(wish.levels) > 1 for wish in wishes):
+        findings.append(Finding("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
+                                "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
+    return Plan(tuple(blocks), tuple(findings))
+
+
+def wishes_of(options: Any) -> Tuple[List[Wish], List[Finding]]:
+    """The workloads that the command line asks for, their files read."""
+    findings: List[Finding] = []
+    if options.suite == "lesson":
+        return [Wish(name, _set_of(name), (10,) if name == "mixed" else (1,), options.limit or limit)
+                for name, limit in _LESSON_LIMITS.items()], findings
+    if options.suite == "tutorial":
+        chat = _prompts_of_file(options, "chat", findings) if options.prompts else _set_of("open")
+        sets = (("chat", chat), ("agent", _set_of("agent")), ("math", _set_of("math")))
+        return [Wish(name, prompts, options.concurrency or _TUTORIAL_LEVELS, options.limit or _TUTORIAL_LIMIT) for name, prompts in sets], findings
+    names = options.prompt_set or (("file",) if options.prompts else (BUILTIN,))
+    levels = options.concurrency or (1,)
+    wishes = []
+    for name in names:
+        prompts = _prompts_of_file(options, None, findings) if name == "file" else _set_of(name)
+        workload = prompts[0].workload if name == "file" and len({prompt.workload for prompt in prompts}) == 1 else name
+        wishes.append(Wish(workload, prompts, levels, options.limit))
+    return wishes, findings
+
+
+def _set_of(name: str) -> Tuple[Prompt, ...]:
+    if name == BUILTIN:
+        return builtin_prompts()
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "prompts", f"{name}.jsonl")
+    if not os.path.exists(path):
+        raise MeasureError(f"The prompt set {name!r} is not there: {path} does not exist.",
+                           "copy the folder prompts/ next to the script, or use --prompt-set builtin")
+    return tuple(replace(prompt, workload=name) for prompt in read_prompt_file(path).prompts)
+
+
+def _prompts_of_file(options: Any, workload: Optional[str], findings: List[Finding]) -> Tuple[Prompt, ...]:
+    if not options.prompts:
+        raise MeasureError("--prompt-set file needs a file.", "name it with --prompts FILE")
+    read = read_prompt_file(options.prompts, workload, options.prompt_key)
+    for caveat in read.caveats[:5]:
+        findings.append(Finding(caveat.sentence, caveat.remedy))
+    if len(read.caveats) > 5:
+        findings.append(Finding(f"{options.prompts}: {len(read.caveats) - 5} more records like these."))
+    findings.append(Finding(f"{options.prompts}: {len(read.prompts)} prompts, {read.shape}."))
+    return read.prompts
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Measuring
+
+
+class Session:
+    """One measurement under way: its servers, its journals, and what has been measured so far."""
+
+    def __init__(self, options: Any, screen: Screen, plan: Plan) -> None:
+        self.options, self.screen, self.plan = options, screen, plan
+        self.client = Client(options.timeout, options.cafile)
+        self.arms: List[Arm] = []
+        self.asking = Asking(options.max_tokens, options.seed, not options.no_stream, options.no_think, options.extra_body,
+                             salt=secrets.token_hex(6))
+        self.started_at = now_utc()
+        self.passes: List[Pass] = []
+        self.rulers: Dict[str, Ruler] = {}
+        self.margins: Dict[Tuple[str, str, int, str, int], float] = {}
+        self.caveats: List[Caveat] = []
+        self.interrupt = Interrupt()
+        self.notebook: Any = None
+        self.evidence: Optional[Journal] = None
+        self.baseline_run: Optional[Run] = None
+        self.failed = False             # a request failed, or something could not be written down
+        self.failed_writes = False
+        self.warm_speeds: Dict[str, Tuple[float, float]] = {}   # TTFT and TPOT of an untimed request, by server
+        self.total = 0                  # timed requests to be sent, and sent so far
+        self.sent = 0
+        self.sending_since_s = 0.0
+
+    def run_alone(self) -> Run:
+        """What this measurement has brought so far, as a run."""
+        return Run(self.options.label, self.started_at, self.settings, prompts_sha256(self.plan.prompts),
+                   {arm.server.label: arm.server for arm in self.arms}, {prompt.id: prompt for prompt in self.plan.prompts},
+                   tuple(self.passes), self.rulers, self.margins, client=client_facts(), path=self.evidence.path if self.evidence else "")
+
+    def run(self) -> Run:
+        """What has been measured so far, together with a baseline that was measured before (--baseline-run)."""
+        own = self.run_alone()
+        return own if self.baseline_run is None else replace(joined(self.baseline_run, [own]), label=own.label, path=own.path)
+
+    def prompt(self, identity: str) -> Prompt:
+        """The planned prompt of that id."""
+        return next(prompt for prompt in self.plan.prompts if prompt.id == identity)
+
+    @property
+    def settings(self) -> Dict[str, Any]:
+        """What must be equal for two runs to be comparable, and what is good to know later."""
+        options = self.options
+        return {"max_tokens": options.max_tokens, "seed": options.seed, "repeats": options.repeats, "stream": not options.no_stream,
+                "no_think": options.no_think, "extra_body": options.extra_body, "share_prompts": options.share_prompts,
+                "dropped": sorted(self.asking.dropped), "own_bodies": {arm.server.label: arm.own_body for arm in self.arms if arm.own_body},
+                "order": options.order, "warmup": options.warmup, "suite": options.suite, "track": options.track,
+                "texts": not options.no_texts}
+
+
+def client_facts() -> Dict[str, Any]:
+    """Who measured: Python and platform, nothing that names a person or a machine."""
+    return {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count()}
+
+
+def measure(options: Any) -> int:
+    """The verb without a name: measure, compare, write down, show."""
+    screen = Screen(options.quiet, sys.stderr if options.labbook == "-" else None)
+    wishes, notes = wishes_of(options)
+    plan = plan_of(wishes, options.share_prompts)
+    session = Session(options, screen, plan)
+    try:
+        if options.baseline_run:
+            session.baseline_run = _read_run_aloud(options.baseline_run, screen)
+        _open_journals(session)
+        _meet_servers(session, notes)
+        with session.interrupt:
+            _warm_up(session, max(1, min(plan.levels)))
+            _tell_plan(session)
+            for block in plan.blocks:
+                if not session.interrupt.requested:
+                    _measure_block(session, block)
+            if not session.interrupt.requested:
+                _ask_ties(session)
+        return _conclude(session)
+    finally:
+        session.client.close()
+        for journal in (session.notebook, session.evidence):
+            if journal is not None:
+                journal.close()
+
+
+def _read_run_aloud(path: str, screen: Screen) -> Run:
+    run, bad = read_run(path)
+    for line in bad:
+        screen.say(f"skipped: {line}")
+    return run
+
+
+def _open_journals(session: Session) -> None:
+    """Notebook and run file are opened before anything is measured: what cannot be kept is not worth measuring."""
+    options = session.options
+    session.notebook = StreamJournal(sys.stdout) if options.labbook == "-" else Journal(options.labbook)
+    if options.labbook == "-" and not options.run_file:
+        return
+    path = options.run_file or run_file_path(options.labbook, options.label, session.started_at)
+    session.evidence = Journal(path)
+
+
+def run_file_path(labbook: str, label: str, started_at: str) -> str:
+    """Where the evidence of a run goes: <notebook stem>.runs/<UTC>-<label>.jsonl, a name that is not taken."""
+    stem = os.path.splitext(labbook)[0] + ".runs"
+    name = f"{started_at.replace(':', '').replace('-', '')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label) or 'run'}"
+    path, number_ = os.path.join(stem, name + ".jsonl"), 2
+    while os.path.exists(path):
+        path, number_ = os.path.join(stem, f"{name}-{number_}.jsonl"), number_ + 1
+    return path
+
+
+def _meet_servers(session: Session, notes: Sequence[Finding]) -> None:
+    """Identify every server, look them over, rehearse; all findings are said before the first timed request."""
+    options, screen = session.options, session.screen
+    findings: List[Finding] = list(notes) + list(session.plan.findings)
+    for target in targets_of(options):
+        arm, found = identify(session.client, target, os.environ.get(options.api_key_env), options, screen.say)
+        session.arms.append(arm)
+        findings += found
+    findings += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
+    if options.repeats > 1 and not options.share_prompts:
+        findings.append(Finding(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
+                                "use --repeats 1 and more prompts to measure those"))
+    if options.warmup:
+        session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
+        findings += found
+        session.warm_speeds = {arm.server.label: (reply.ttft_s or 0.0, reply.tpot_s) for arm, reply in zip(session.arms, replies)
+                               if reply.tpot_s is not None}
+    _tell(screen, findings)
+    session.caveats = [finding.caveat() for finding in findings if finding.remedy or finding.grave]
+    if session.baseline_run is not None:
+        _refuse_unlike(session.baseline_run, replace(session.run_alone(), path="this run"))
+    _append(session, session.evidence, run_records(session.run_alone(), options.no_texts))
+
+
+def _arms_in_order(session: Session) -> List[Arm]:
+    return sorted(session.arms, key=lambda arm: arm.server.label != BASELINE)
+
+
+def _longest(plan: Plan) -> int:
+    return max(len(json.dumps([list(prompt.messages), prompt.tools], ensure_ascii=False)) for prompt in plan.prompts)
+
+
+def _tell(screen: Screen, findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        screen.say(f"{'warning' if finding.grave else 'note'}: {finding.sentence}" + (f"  Try: {finding.remedy}." if finding.remedy else ""))
+
+
+def targets_of(options: Any) -> List[Target]:
+    """The servers that the command line names, the baseline first, each with its own label."""
+    targets = []
+    if options.baseline_url:
+        targets.append(Target(BASELINE, options.baseline_url, options.baseline_metrics_url, options.baseline_body))
+    given = [_named(text) for text in options.speculative_url]
+    metrics = dict(_named(text) for text in options.speculative_metrics_url)
+    bodies = dict(options.speculative_body)
+    taken = {BASELINE}
+    for name, url in given:
+        label, number_ = name or "speculative", 2
+        while label in taken:
+            label, number_ = f"{name or 'speculative'}-{number_}", number_ + 1
+        taken.add(label)
+        targets.append(Target(label, url, metrics.get(name) or metrics.get(""), bodies.get(name) or bodies.get("") or {}))
+    if not targets:
+        raise MeasureError("No server is named.", "give --baseline-url http://127.0.0.1:8080/v1, or try the verb demo")
+    return targets
+
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.+-]*)=(.*)", re.DOTALL)
+
+
+def _named(text: str) -> Tuple[str, str]:
+    match = _NAMED.fullmatch(text.strip())
+    return (match.group(1), match.group(2)) if match else ("", text)
+
+
+def _warm_up(session: Session, level: int) -> None:
+    """Untimed requests outside every workload, as many at once as the level: what a first request pays is nobody's speed."""
+    options = session.options
+    count = max(options.warmup - 1, 0) if level == 1 else max(options.warmup, level)
+    if not options.warmup:
+        return
+    for arm in session.arms:
+        prompts = [warm_up_prompt(number_) for number_ in range(1, count + 1)]
+        asking = replace(session.asking, max_tokens=min(options.max_tokens, 32))
+        jobs = [_job(arm, prompt, 0, asking, f"warm-up-{level}") for prompt in prompts]
+        play(session.client, Lane(arm, jobs), level, session.interrupt, lambda lane, exchange: None)
+    session.arms = [speculation_after_a_task(session.client, arm) for arm in session.arms]
+
+
+def _job(arm: Arm, prompt: Prompt, repeat: int, asking: Asking, salt: str) -> Job:
+    body = request_body(arm.server, prompt, asking, arm.own_body, f"{salt}-{prompt.id}-{repeat}")
+    return Job(prompt, repeat, request_bytes(arm.origin, arm.chat_path, body))
+
+
+def _tell_plan(session: Session) -> None:
+    """What will be sent and about how long it takes, from the warm-up's speed, before the first timed request."""
+    plan, options, arms = session.plan, session.options, session.arms
+    requests = sum(len(block.prompts) for block in plan.blocks) * options.repeats * len(arms)
+    words = f"{requests} requests to {len(arms)} server{'s' * (len(arms) != 1)}, at most {options.max_tokens} tokens each"
+    about_s = _about_seconds(session)
+    if about_s is not None:
+        words += f", at most about {_clock_words(about_s)}"
+        if about_s > 600:
+            words += "; shorter with --limit N (prompts a workload), fewer levels in --concurrency or a lower --max-tokens"
+    session.screen.say(words)
+    session.total = requests
+
+
+def _about_seconds(session: Session) -> Optional[float]:
+    """Upper guess of the timed passes' length: every answer as long as allowed, at the speed of one untimed request."""
+    seconds = 0.0
+    for arm in session.arms:
+        speed = session.warm_speeds.get(arm.server.label)
+        if speed is None:
+            return None
+        ttft_s, tpot_s = speed
+        for block in session.plan.blocks:
+            rounds = math.ceil(len(block.prompts) * session.options.repeats / block.concurrency)
+            seconds += rounds * (ttft_s + session.options.max_tokens * tpot_s)
+    return seconds
+
+
+def _measure_block(session: Session, block: Block) -> None:
+    """All servers' passes over one block, the floor where it is wanted, and everything written down as it ends."""
+    if block.concurrency > 1:
+        _warm_up(session, block.concurrency)
+    done = _passes_of_block(session, block)
+    for one in done:
+        _keep_pass(session, one)
+    if _floor_wanted(session, done) and not session.interrupt.requested:
+        for level in sorted({block.concurrency, max(session.plan.levels)}):
+            _measure_floor(session, block, level)
+
+
+def _passes_of_block(session: Session, block: Block) -> List[Pass]:
+    """One pass a server: prompt by prompt in turn at concurrency 1, whole passes in turn above; in batches for --precision."""
+    arms = session.arms
+    facts = {"workload": block.workload, "concurrency": block.concurrency, "started_at": now_utc()}
+    in_turn = len(arms) > 1 and block.concurrency == 1 and session.options.order == "alternate" and not _share_a_door(arms)
+    before = {arm.server.label: scrape(session.client, arm.metrics_doors) for arm in arms}
+    played: Dict[str, List[Played]] = {arm.server.label: [] for arm in arms}
+    passes: List[Pass] = []
+    for number_, prompts in enumerate(_batches(session, block)):
+        lanes = [_lane(session, arm, prompts, block.workload, f"{block.workload}-{block.concurrency}") for arm in arms]
+        if in_turn:
+            for lane, one in zip(lanes, _play_lanes_in_turn(session, lanes, block)):
+                played[lane.arm.server.label].append(one)
+        else:
+            for lane in _order(session, lanes, number_):
+                if _share_a_door(arms):
+                    before[lane.arm.server.label] = scrape(session.client, lane.arm.metrics_doors)
+                played[lane.arm.server.label].append(_play_lane(session, lane, block))
+                if _share_a_door(arms):
+                    passes.append(_whole_pass(session, lane, played, before, facts))
+        if session.interrupt.requested or _precise(session, played, block):
+            break
+    if passes:
+        return sorted(passes, key=lambda one: [arm.server.label for arm in arms].index(one.server))
+    return [_whole_pass(session, lane, played, before, facts) for lane in lanes]
+
+
+def _share_a_door(arms: Sequence[Arm]) -> bool:
+    doors = [door for arm in arms for door in (set(arm.metrics_doors) | {(arm.origin, arm.chat_path)})]
+    return len(doors) != len(set(doors))
+
+
+def _batches(session: Session, block: Block) -> List[Tuple[Prompt, ...]]:
+    """The block's prompts in one piece, or in small ones where measuring may stop early (--precision)."""
+    if session.options.precision is None or _share_a_door(session.arms) or len(session.arms) < 2:
+        return [block.prompts]
+    size = max(6, 2 * block.concurrency)
+    return [block.prompts[start:start + size] for start in range(0, len(block.prompts), size)]
+
+
+def _lane(session: Session, arm: Arm, prompts: Sequence[Prompt], workload: str, salt: str) -> Lane:
+    return Lane(arm, [_job(arm, prompt, repeat, session.asking, salt) for repeat in range(session.options.repeats) for prompt in prompts])
+
+
+def _order(session: Session, lanes: Sequence[Lane], number_: int) -> Sequence[Lane]:
+    """Whole passes in turn: A B, then B A, ... unless the order is to stay."""
+    flip = session.options.order == "alternate" and (len(session.passes) // max(len(lanes), 1) + number_) % 2 == 1
+    return list(reversed(lanes)) if flip else list(lanes)
+
+
+def _play_lane(session: Session, lane: Lane, block: Block) -> Played:
+    if session.interrupt.requested:
+        return Played((), 0.0, None, None, False)
+    played = play(session.client, lane, block.concurrency, session.interrupt, _noticer(session, block))
+    for reply in played.replies:
+        _keep_reply(session, lane.arm.server.label, block, "timed", reply)
+    return played
+
+
+def _play_lanes_in_turn(session: Session, lanes: Sequence[Lane], block: Block) -> List[Played]:
+    def keep(lane: Lane, reply: Reply) -> None:
+        _keep_reply(session, lane.arm.server.label, block, "timed", reply)
+
+    return play_in_turn(session.client, lanes, session.interrupt, _noticer(session, block), keep)
+
+
+def _noticer(session: Session, block: Block) -> Any:
+    """What moves the progress bar: one request has ended."""
+    def notice(lane: Lane, exchange: Exchange) -> None:
+        session.sent += 1
+        if session.screen.bar_is_due(session.client.clock()):
+            elapsed_s = session.client.clock() - session.sending_since_s
+            left_s = elapsed_s / session.sent * max(session.total - session.sent, 0)
+            session.screen.bar(session.sent, session.total, f"{block.workload} at {block.concurrency}, {lane.arm.server.label}", left_s)
+
+    if not session.sent:
+        session.sending_since_s = session.client.clock()
+    return notice
+
+
+def _whole_pass(session: Session, lane: Lane, played: Mapping[str, Sequence[Played]], before: Mapping[str, MetricsPage],
+                facts: Mapping[str, Any]) -> Pass:
+    label = lane.arm.server.label
+    parts = played[label]
+    kept = [part.load_kept for part in parts if part.load_kept is not None]
+    hiccups = [part.hiccup_p99_s for part in parts if part.hiccup_p99_s is not None]
+    whole = Played(tuple(reply for part in parts for reply in part.replies), sum(part.wall_s for part in parts),
+                   max(hiccups) if hiccups else None, min(kept) if kept else None, any(part.decoded_early for part in parts))
+    return pass_of(session.client, lane, whole, {**facts, "interrupted": session.interrupt.requested}, before[label])
+
+
+def _precise(session: Session, played: Mapping[str, Sequence[Played]], block: Block) -> bool:
+    """Whether every configuration's interval is as narrow as --precision asks."""
+    wanted = session.options.precision
+    if wanted is None:
+        return False
+    first, *others = ([reply for part in parts for reply in part.replies if reply.ok] for parts in played.values())
+    ratios = [decode_ratio(first, other) for other in others]
+    return bool(ratios) and all(precise_enough(ratio, wanted) for ratio in ratios)
+
+
+def _floor_wanted(session: Session, done: Sequence[Pass]) -> bool:
+    """Whether the baseline answers its slice again: always, never, or where a configuration differs from it."""
+    mode = session.options.noise_floor
+    base = next((one for one in done if one.server == BASELINE), None)
+    if base is None or mode == "never":
+        return False
+    if mode == "always":
+        return True
+    return any(differ(one, other) is not None for rest in done if rest is not base
+               for one, other in reply_pairs(base, rest) if incomparable(one, other) is None)
+
+
+def reply_pairs(one: Pass, other: Pass) -> List[Tuple[Reply, Reply]]:
+    """The two passes' replies to the same prompt and repeat, in the first one's order."""
+    by_place = {(reply.prompt_id, reply.repeat): reply for reply in other.replies}
+    return [(reply, by_place[place]) for reply in one.replies for place in [(reply.prompt_id, reply.repeat)] if place in by_place]
+
+
+def _measure_floor(session: Session, block: Block, level: int) -> None:
+    """The baseline against itself: the same prompts again, at the level itself or at the highest one."""
+    arm = next(arm for arm in session.arms if arm.server.label == BASELINE)
+    if level > block.concurrency:
+        _warm_up(session, level)
+    lane = _lane(session, arm, block.prompts, block.workload, f"floor-{block.workload}-{block.concurrency}-{level}")
+    before = scrape(session.client, arm.metrics_doors)
+    facts = {"workload": block.workload, "concurrency": level, "started_at": now_utc(), "purpose": "floor", "of_level": block.concurrency}
+    session.total += len(lane.jobs)
+    played = play(session.client, lane, level, session.interrupt, _noticer(session, block))
+    for reply in played.replies:
+        _keep_reply(session, BASELINE, block._replace(concurrency=level), "floor", reply, block.concurrency)
+    _keep_pass(session, pass_of(session.client, lane, played, {**facts, "interrupted": session.interrupt.requested}, before))
+
+
+def _keep_reply(session: Session, label: str, block: Block, purpose: str, reply: Reply, of_level: Optional[int] = None) -> None:
+    """A reply into the run file, the moment it is understood."""
+    kept = without_texts(reply) if session.options.no_texts else reply
+    _append(session, session.evidence, [reply_record(label, block.workload, block.concurrency, purpose, kept, of_level)], durable=False)
+
+
+def _keep_pass(session: Session, one: Pass) -> None:
+    """A pass into run file, notebook and onto the screen, the moment it ends."""
+    if not one.replies:
+        return
+    session.passes.append(one)
+    session.failed = session.failed or any(not reply.ok for reply in one.replies)
+    _append(session, session.evidence, pass_records(one))
+    record = endpoint_record(session.run_alone(), one)
+    record["caveats"] += [as_json(caveat) for caveat in session.caveats if _is_about(caveat, one.server, session.arms)]
+    _append(session, session.notebook, [record])
+    session.screen.clear_bar()
+    session.screen.show(endpoint_block(record, session.screen.width()) + [""])
+
+
+def _is_about(caveat: Caveat, label: str, arms: Sequence[Arm]) -> bool:
+    """Whether a caveat belongs to a server: those that begin with another server's name do not."""
+    return not any(caveat.sentence.startswith((f"{arm.server.label}:", f"{arm.server.label} ")) for arm in arms if arm.server.label != label)
+
+
+def _append(session: Session, journal: Any, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+    """Write records down; if that fails in the middle of a run it is said, and measuring goes on: the screen still shows it."""
+    if journal is None:
+        return
+    try:
+        journal.append(records, durable)
+    except MeasureError as error:
+        if not session.failed_writes:
+            session.screen.say(f"error: {error.sentence}  Try: {error.hint}.")
+        session.failed_writes = session.failed = True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Near ties and the ruler: asked after the timed passes
+
+
+MAX_FORKS_ASKED = 20        # a configuration; more would tell no more
+MIN_PROMPTS_RULED = 6
+TOP_LOGPROBS = 20           # the most that every engine gives
+
+
+def _ask_ties(session: Session) -> None:
+    """Logprobs at every fork, and rounding on this pair, untimed; where the engine gives none, that is said."""
+    mode = session.options.ties
+    base = next((arm for arm in session.arms if arm.server.label == BASELINE), None)
+    others = [arm for arm in session.arms if arm.server.label != BASELINE]
+    if base is None or not others or mode == "never" or session.options.no_texts and mode == "auto":
+        return
+    run = session.run()
+    for arm in others:
+        forks = [fork for fork in forks_to_ask(run, arm.server.label)][:MAX_FORKS_ASKED]
+        if not forks and mode == "auto":
+            continue
+        session.screen.say(f"asking about {len(forks)} fork{'s' * (len(forks) != 1)} of {arm.server.label}, untimed")
+        _ask_about(session, base, arm, forks)
+
+
+def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Any]) -> None:
+    ids = list(dict.fromkeys(fork.prompt_id for fork in forks))
+    ids += [prompt.id for prompt in session.plan.prompts if prompt.id not in ids][:max(0, MIN_PROMPTS_RULED - len(ids))]
+    told, entries = {}, []          # type: Dict[str, Any], List[Tuple[Any, Any]]
+    for prompt in (session.prompt(identity) for identity in ids):
+        if session.interrupt.requested:
+            return
+        mine = _logprobs(session, base, prompt)
+        if mine is None:
+            session.screen.say(f"note: {base.server.label} gives no logprobs: near ties cannot be told, the noise floor alone decides.")
+            session.caveats.append(Caveat("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
+            return
+        told[prompt.id] = mine
+        theirs = _logprobs(session, arm, prompt)
+        if theirs is not None:
+            entries.append((mine, theirs))
+    for fork in forks:
+        margin = margin_at(fork, told[fork.prompt_id])
+        if margin is not None:
+            place = (arm.server.label, fork.workload, fork.concurrency, fork.prompt_id, fork.repeat)
+            session.margins[place] = margin
+            _append(session, session.evidence, [{"record": "margin", "server": place[0], "workload": place[1], "concurrency": place[2],
+                                                 "prompt_id": place[3], "repeat": place[4], "margin_nats": margin}], durable=False)
+    ruler = ruler_from_logprobs(entries)
+    if ruler is not None:
+        session.rulers[arm.server.label] = ruler
+        _append(session, session.evidence, [{"record": "ruler", "server": arm.server.label, **as_json(ruler)}])
+
+
+def _logprobs(session: Session, arm: Arm, prompt: Prompt) -> Optional[List[Mapping[str, Any]]]:
+    """The logprobs of a prompt's answer, token by token, as OpenAI's chat API gives them; None where there are none."""
+    asking = replace(session.asking, stream=False, extra_body={**session.asking.extra_body, "logprobs": True, "top_logprobs": TOP_LOGPROBS})
+    body = request_body(arm.server, prompt, asking, arm.own_body, f"ties-{prompt.id}")
+    for unneeded in ("return_tokens", "verbose", "return_meta_info"):
+        body.pop(unneeded, None)
+    value = json_of(read_response(session.client.ask(arm.origin, request_bytes(arm.origin, arm.chat_path, body))))
+    entries = _dict(_first_choice(value).get("logprobs")).get("content")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) and entries else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The end of a measurement
+
+
+def _conclude(session: Session) -> int:
+    """Comparisons into the notebook and onto the screen; the exit code."""
+    run = session.run()
+    records = [comparison_record(run, cell, session.caveats) for cell in compare_run(run)]
+    _append(session, session.notebook, records)
+    show_comparisons(session.screen, records)
+    if session.evidence is not None:
+        session.screen.say(f"evidence: {session.evidence.path}   notebook: {session.notebook.path}")
+    if session.options.export_json:
+        write_text(session.options.export_json, json.dumps(export_json(_notebook_records(session, records)), indent=2) + "\n", session.screen)
+    if session.interrupt.requested:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if session.failed or _fails_on(session.options.fail_on, records) else EXIT_OK
+
+
+def _notebook_records(session: Session, comparisons: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    run = session.run()
+    return [endpoint_record(run, one) for one in run.passes] + list(comparisons)
+
+
+def _fails_on(words: Sequence[str], records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a verdict is one that the user set as a limit (--fail-on)."""
+    return any(word in (record["verdict"]["speed"], record["verdict"]["answers"]) for record in records for word in words)
+
+
+def show_comparisons(screen: Screen, records: Sequence[Mapping[str, Any]]) -> None:
+    """The comparisons' blocks on the result stream, and the divergences on stderr, as the lesson's script says them."""
+    for record in records:
+        screen.show(comparison_block(record, screen.width()) + [""])
+        divergent = record["text_comparison"]["divergent"]
+        if divergent:
+            screen.say(f"{record['speculative_label']}: {divergent} of {record['text_comparison']['compared']} completions differ from the "
+                       f"baseline's ({record['workload']} at {record['concurrency']}): {record['verdict']['answers']}")
+
+
+def write_text(path: str, text: str, screen: Screen) -> None:
+    """A whole file, or stdout for "-"; MeasureError where it cannot be written."""
+    if path == "-":
+        screen.show(text.rstrip("\n"))
+        return
+    try:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise MeasureError(f"{path} cannot be written: {error.strerror or error}.", "name another file") from None
+    screen.say(f"written: {path}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The other verbs
+
+
+def check(options: Any) -> int:
+    """The verb check: who the servers are, and everything that would spoil a run. Nothing is measured."""
+    screen = Screen(False)
+    wishes, notes = wishes_of(options)
+    plan = plan_of(wishes, options.share_prompts)
+    client = Client(options.timeout, options.cafile)
+    try:
+        found = [identify(client, target, os.environ.get(options.api_key_env), options, screen.say) for target in targets_of(options)]
+    finally:
+        client.close()
+    arms = sorted((arm for arm, _ in found), key=lambda arm: arm.server.label != BASELINE)
+    findings = [finding for _, told in found for finding in told] + list(notes) + list(plan.findings)
+    findings += examine(arms, plan.levels, _longest(plan), options.max_tokens, os.environ)
+    for arm in arms:
+        screen.show(server_lines(arm))
+    for finding in findings:
+        mark = "PROBLEM" if finding.grave else "note"
+        screen.show(wrapped(terminal_text(f"{mark}: {finding.sentence}"), screen.width()))
+        if finding.remedy:
+            screen.show(wrapped(terminal_text(f"  try: {finding.remedy}"), screen.width()))
+    grave = any(finding.grave for finding in findings)
+    screen.show("not ready: see the problems above" if grave else "ready to measure")
+    return EXIT_FAILED if grave else EXIT_OK
+
+
+def server_lines(arm: Arm) -> List[str]:
+    """What is known of a server, a fact a line; what it does not tell is said to be untold."""
+    server, speculation = arm.server, arm.server.speculation
+    told = "off" if server.speculating is False else "not told" if server.speculating is None else "on"
+    if speculation:
+        details = [speculation.method, speculation.draft_tokens and f"draft length {speculation.draft_tokens}", speculation.drafter]
+        told = ", ".join(["on", *(str(detail) for detail in details if detail)])
+    facts = [("engine", f"{server.engine} {server.version or ''}".strip()), ("model", server.model),
+             ("context of a request", _tokens(server.context_tokens)), ("slots", str(server.slots or "not told")),
+             ("KV cache", _tokens(server.kv_cache_tokens)), ("speculation", told), ("acceptance from", acceptance_sources(arm))]
+    return [terminal_text(f"{server.label}  {server.base_url}")] + [terminal_text(f"  {name:<21} {value}") for name, value in facts] + [""]
+
+
+def _tokens(count: Optional[int]) -> str:
+    return "not told" if count is None else f"{count:,} tokens"
+
+
+def acceptance_sources(arm: Arm) -> str:
+    """Where acceptance will come from, in order of trust."""
+    fields = {"llama.cpp": "the timings of each response", "vllm": "the metrics of each response, if --per-request-spec-decode-metrics is on",
+              "sglang": "sglext of each response (0.5.19 or newer)"}.get(arm.server.engine)
+    counters = None if arm.page.problem else "counters of the metrics page"
+    return ", then ".join(source for source in (fields, counters) if source) or "nowhere: this server tells nothing"
+
+
+def compare(options: Any) -> int:
+    """The verb compare: saved runs, as if they had been measured together."""
+    screen = Screen(False)
+    runs = [_read_run_aloud(path, screen) for path in options.files]
+    run = joined(runs[0], runs[1:])
+    records = [comparison_record(run, cell) for cell in compare_run(run)]
+    if not records:
+        raise MeasureError("There is nothing to compare: only one server's answers are there.", "name a second run file")
+    endpoints = [endpoint_record(run, one) for one in run.passes]
+    for record in endpoints if options.verbose else ():
+        screen.show(endpoint_block(record, screen.width()) + [""])
+    show_comparisons(screen, records)
+    for table in tutorial_tables(endpoints + records):
+        screen.show(table_text(table, screen.width(), _encoding(screen)) + "\n")
+    if options.labbook:
+        journal = Journal(options.labbook)
+        journal.append(records)
+        journal.close()
+    if options.export_json:
+        write_text(options.export_json, json.dumps(export_json(endpoints + records), indent=2) + "\n", screen)
+    return EXIT_FAILED if _fails_on(options.fail_on, records) else EXIT_OK
+
+
+def _encoding(screen: Screen) -> str:
+    return getattr(screen.result, "encoding", None) or "utf-8"
+
+
+def records_of_files(paths: Sequence[str], screen: Screen) -> Tuple[List[Dict[str, Any]], List[Run]]:
+    """The notebook records of notebooks and run files alike, and the runs that hold their evidence, where they are there."""
+    records: List[Dict[str, Any]] = []
+    runs: Dict[str, Run] = {}
+    for path in paths:
+        if _is_run_file(path):
+            run = _read_run_aloud(path, screen)
+            runs[path] = run
+            records += [endpoint_record(run, one) for one in run.passes]
+            records += [comparison_record(run, cell) for cell in (compare_run(run) if BASELINE in run.servers else ())]
+            continue
+        found, bad = read_notebook(path)
+        for line in bad:
+            screen.say(f"skipped: {line}")
+        records += found
+        for name in dict.fromkeys(record.get("run_file") for record in found):
+            place = _evidence_of(name, path)
+            if place and place not in runs:
+                runs[place] = _read_run_aloud(place, screen)
+    return records, list(runs.values())
+
+
+def _is_run_file(path: str) -> bool:
+    return any(isinstance(record, dict) and "record" in record for _, record in itertools.islice(read_lines(path), 1)) if path != "-" else False
+
+
+def _evidence_of(name: Any, notebook: str) -> Optional[str]:
+    """Where a record's run file is: as written, or beside the notebook; None where it is gone."""
+    if not isinstance(name, str) or not name:
+        return None
+    beside = os.path.join(os.path.dirname(notebook), os.path.basename(os.path.dirname(name)), os.path.basename(name))
+    return next((place for place in (name, beside) if os.path.isfile(place)), None)
+
+
+def table(options: Any) -> int:
+    """The verb table: the lesson's table or the tutorial's tables, in Markdown; or a Markdown file's pending cells filled in."""
+    screen = Screen(False)
+    records, _ = records_of_files(options.files, screen)
+    if options.into:
+        text = read_text(options.into)
+        filled = fill_pending(text, records, options.configuration)
+        if filled != text:
+            write_text(options.into, filled, screen)
+        else:
+            screen.say(f"{options.into}: no pending cell that a measurement could fill")
+        return EXIT_OK
+    made = tutorial_tables(records) if options.tutorial else [lesson_table(records, options.configuration)]
+    screen.show("\n".join(table_markdown(one) for one in made).rstrip("\n"))
+    return EXIT_OK
+
+
+def read_text(path: str) -> str:
+    """A text file as it is, line ends included; MeasureError where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeasureError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.", "check the path; it is to be UTF-8") from None
+
+
+def csv_verb(options: Any) -> int:
+    """The verb csv: one row a result cell, or one a request."""
+    screen = Screen(False)
+    records, runs = records_of_files(options.files, screen)
+    text = requests_csv(runs, options.decimal_comma, options.bom) if options.requests else csv_text(records, options.decimal_comma, options.bom)
+    if options.output == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8"))
+        sys.stdout.buffer.flush()
+    else:
+        write_text(options.output, text, screen)
+    return EXIT_OK
+
+
+def report(options: Any) -> int:
+    """The verb report: one self-contained page."""
+    screen = Screen(False)
+    records, runs = records_of_files(options.files, screen)
+    if not records:
+        raise MeasureError("There is no record in " + ", ".join(options.files) + ".", "measure first, or name another notebook")
+    write_text(options.output, report_page(records, runs), screen)
+    return EXIT_OK
+
+
+def notebook(options: Any) -> int:
+    """The verb notebook: what is in it, and which lines are damaged."""
+    screen = Screen(False)
+    problems = 0
+    for path in options.files:
+        records, bad = read_notebook(path)
+        wrong = [BadLine(path, 0, problem) for record in records for problem in schema_problems(record)] if options.check else []
+        for line in bad + wrong:
+            screen.show(terminal_text(str(line)))
+        problems += len(bad) + len(wrong)
+        screen.show(table_text(notebook_listing(records), screen.width(), _encoding(screen)))
+    return EXIT_FAILED if options.check and problems else EXIT_OK
+
+
+def breakeven(options: Any) -> int:
+    """The verb breakeven: the arithmetic of when drafting pays, from numbers, or from what was measured."""
+    screen = Screen(False)
+    if options.files:
+        records, _ = records_of_files(options.files, screen)
+        return _show_measured_costs(screen, [record for record in records if record_kind(record) == "comparison"])
+    if options.acceptance is not None and options.draft_cost is not None:
+        screen.show(breakeven_lines(options.acceptance, options.draft_cost, options.draft_length))
+        return EXIT_OK
+    if options.table:
+        screen.show(table_text(breakeven_table(), screen.width(), _encoding(screen)))
+        return EXIT_OK
+    cost = 0.1 if options.draft_cost is None else options.draft_cost
+    screen.show(table_text(speedup_map_table(cost), screen.width(), _encoding(screen)))
+    return EXIT_OK
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The demo
+
+
+DEMO_DRAFTERS = ("ngram", "suffix", "draft", "lossy")
+
+
+def demo(options: Any) -> int:
+    """The verb demo: two or more small servers of our own, measured through the normal path."""
+    screen = Screen(options.quiet, sys.stderr if options.labbook == "-" else None)
+    screen.say("demo: a simulation. The servers are toys on this machine's loopback; what is real is how they are measured.")
+    with contextlib.ExitStack() as stack:
+        if options.labbook is None:
+            options.labbook = os.path.join(tempfile.mkdtemp(prefix="measure_speculative-"), "labbook.md")
+        servers = [stack.enter_context(start_demo_server(options.dialect, drafter)) for drafter in ("none", *options.drafter)]
+        options.baseline_url = servers[0].url
+        options.speculative_url = [f"{drafter}={server.url}" for drafter, server in zip(options.drafter, servers[1:])]
+        return measure(options)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options
+
+
+def _argument(kind: str, accepted: str) -> Any:
+    """A decorator: the function reads an option's text, and argparse's complaint tells the accepted form."""
+    def wrap(read: Any) -> Any:
+        def checked(text: str) -> Any:
+            try:
+                return read(text)
+            except (ValueError, TypeError, RecursionError):
+                raise argparse.ArgumentTypeError(f"{shorten(text, 60)!r} is no {kind}: {accepted}") from None
+
+        checked.__name__ = kind
+        return checked
+
+    return wrap
+
+
+def _inside(value: float, low: float, high: float) -> float:
+    if not low <= value <= high:
+        raise ValueError
+    return value
+
+
+@_argument("count", "a whole number from 1 on, such as 12")
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    return int(_inside(int(text), 1, 10 ** 9))
+
+
+@_argument("number", "a whole number from 0 on, such as 2")
+def count_or_zero(text: str) -> int:
+    """A whole number from 0 on."""
+    return int(_inside(int(text), 0, 10 ** 9))
+
+
+@_argument("duration", "seconds, such as 300 or 0.5")
+def seconds(text: str) -> float:
+    """Seconds, above 0."""
+    return _inside(float(text), 1e-3, 1e7)
+
+
+@_argument("list of levels", "concurrencies from 1 to 4096, such as 1,4,16")
+def levels(text: str) -> Tuple[int, ...]:
+    """Concurrency levels, each once, in the order given."""
+    return tuple(dict.fromkeys(int(_inside(int(part), 1, 4096)) for part in text.split(",")))
+
+
+@_argument("share", "per cent or a fraction, such as 2%% or 0.02")
+def share(text: str) -> float:
+    """A share above 0 and below 1, from per cent or a fraction."""
+    text = text.strip()
+    return _inside(float(text[:-1]) / 100 if text.endswith("%") else float(text), 1e-6, 0.999999)
+
+
+@_argument("list of prompt sets", f"of {', '.join((BUILTIN, 'file') + SETS)}, such as copy,closed,open")
+def prompt_sets(text: str) -> Tuple[str, ...]:
+    """Names of prompt sets."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(names) <= {BUILTIN, "file", *SETS}:
+        raise ValueError
+    return names
+
+
+@_argument("JSON object", """such as '{"top_k": 1}'""")
+def json_object(text: str) -> Dict[str, Any]:
+    """A JSON object."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+@_argument("JSON object", """such as '{"speculative.n_max": 0}' or NAME='{...}'""")
+def named_json_object(text: str) -> Tuple[str, Dict[str, Any]]:
+    """A JSON object for one server, or for all unnamed ones: (name or "", object)."""
+    name, value = _named(text)
+    value = json.loads(value)
+    if not isinstance(value, dict):
+        raise ValueError
+    return name, value
+
+
+@_argument("list of verdicts", "such as changed,slower")
+def verdict_words(text: str) -> Tuple[str, ...]:
+    """Words of verdicts that make the exit code 1."""
+    words = tuple(part.strip().replace("-", " ") for part in text.split(","))
+    if not set(words) <= {"changed", "cannot tell", "rounding only", "slower", "not distinguishable", "not comparable"}:
+        raise ValueError
+    return words
+
+
+@_argument("list of drafters", f"of {', '.join(DEMO_DRAFTERS)}, such as ngram,suffix")
+def drafters(text: str) -> Tuple[str, ...]:
+    """Names of the demo's drafters."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(names) <= set(DEMO_DRAFTERS):
+        raise ValueError
+    return names
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Examples first, options in narrow columns, as wide as the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=max(60, min(110, shutil.get_terminal_size((100, 24)).columns)))
+
+
+def _parser(verb: str, description: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    shown = "\n".join(f"  python3 measure_speculative.py {example}" for example in examples)
+    prog = "measure_speculative.py" + (f" {verb}" if verb else "")
+    return argparse.ArgumentParser(prog, usage=f"{prog} [options]", description=f"{description}\n\nexamples:\n{shown}",
+                                   formatter_class=_Help, allow_abbrev=False)
+
+
+_VERB_LINES = """other verbs (each with --help):
+  demo          measure two small servers that it starts itself: a simulation to try it out
+  check         ask the servers who they are and what would spoil a run; measure nothing
+  compare       compare saved runs; their servers need never have been up together
+  table         the lesson's table from a notebook, in Markdown; or fill one in
+  csv           one row a result, for a spreadsheet
+  report        one self-contained page with charts
+  notebook      list a notebook, or check it
+  breakeven     the arithmetic: when drafting pays, and which draft length"""
+
+
+def measure_parser() -> argparse.ArgumentParser:
+    """The parser of the verb without a name."""
+    parser = _parser("", "Does speculative decoding pay here, and did the answers stay the same?", (
+        "--baseline-url http://127.0.0.1:8080/v1 --speculative-url http://127.0.0.1:8081/v1",
+        "--baseline-url http://127.0.0.1:8080/v1 --speculative-url ngram=http://127.0.0.1:8081/v1 --prompt-set copy,open --concurrency 1,4",
+        "--suite lesson --baseline-url http://127.0.0.1:8080/v1 --speculative-url http://127.0.0.1:8081/v1"))
+    parser.epilog = _VERB_LINES
+    _add_server_options(parser)
+    _add_measuring_options(parser)
+    return parser
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("servers (they must be running)").add_argument
+    add("--baseline-url", metavar="URL", help="the server without speculation; any form that ends in host, /v1 or an endpoint")
+    add("--speculative-url", metavar="[NAME=]URL", action="append", default=[],
+        help="a server with speculation; may be given several times (default: none, one server is measured alone)")
+    add("--baseline-run", metavar="FILE", help="take the baseline from a run file instead (default: none)")
+    add("--model", metavar="NAME", help="model name sent with each request (default: the first that the server lists)")
+    add("--api-key-env", metavar="VAR", default="SPEC_API_KEY", help="environment variable that holds the key; it is never written (default: SPEC_API_KEY)")
+    add("--engine", metavar="NAME", default="unknown", help="llama.cpp, vllm, sglang, ... (default: detected)")
+    add("--engine-version", metavar="TEXT", default="unknown", help="recorded version (default: detected)")
+    add("--baseline-metrics-url", metavar="URL", help="metrics page, several with commas (default: /metrics at the root)")
+    add("--speculative-metrics-url", metavar="[NAME=]URL", action="append", default=[], help="the same for a speculative server")
+    add("--cafile", metavar="FILE", help="certificates to trust for https, PEM (default: the system's)")
+    add("--ready-timeout", metavar="S", type=seconds, default=READY_TIMEOUT_S, help="seconds to wait while a server loads its model (default: 300)")
+
+
+def _add_prompt_options(add: Any) -> None:
+    add("--prompt-set", metavar="SETS", type=prompt_sets, help="builtin, file, copy, closed, open, agent, math, mixed; several with commas "
+                                                               "(default: builtin, or file with --prompts)")
+    add("--prompts", metavar="FILE", help="prompts of your own: text, JSON lines, JSON, CSV, gzip; known shapes are recognised")
+    add("--prompt-key", metavar="KEY", help="key that holds the prompt, for JSON of an unknown shape")
+    add("--limit", metavar="N", type=count, help="prompts of each workload (default: all)")
+    add("--share-prompts", action="store_true", help="ask the same prompts at every level (default: each level has its own)")
+    add("--suite", choices=SUITES, help="a whole experiment: lesson (copy, closed, open at 1; mixed at 10) or tutorial "
+                                        "(chat, agent, math at 1, 4, 16; 256 tokens, thinking off)")
+
+
+def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
+    _add_prompt_options(parser.add_argument_group("what is asked").add_argument)
+    add = parser.add_argument_group("how it is asked (greedy: temperature 0)").add_argument
+    add("--max-tokens", metavar="N", type=count, help="tokens of an answer at most (default: 192; suite tutorial: 256)")
+    add("--seed", metavar="N", type=int, default=0, help="sent with each request (default: 0)")
+    add("--no-think", action="store_true", help="switch thinking off, for all servers alike (default: the server's)")
+    add("--no-stream", action="store_true", help="answers in one piece: no TTFT, no TPOT (default: streamed)")
+    add("--extra-body", metavar="JSON", type=json_object, default={}, help="merged into every request")
+    add("--baseline-body", metavar="JSON", type=json_object, default={}, help="merged into the baseline's requests alone")
+    add("--speculative-body", metavar="[NAME=]JSON", type=named_json_object, action="append", default=[], help="the same for a speculative server")
+    add("--timeout", metavar="S", type=seconds, default=300.0, help="seconds for a whole answer (default: 300)")
+    add = parser.add_argument_group("how it is measured").add_argument
+    add("--concurrency", metavar="N[,N]", type=levels, help="requests at once, one or several levels (default: 1)")
+    add("--repeats", metavar="N", type=count, default=1, help="times that all prompts are asked (default: 1)")
+    add("--warmup", metavar="N", type=count_or_zero, default=2, help="untimed requests a server first (default: 2)")
+    add("--order", choices=("alternate", "sequential"), default="alternate", help="servers in turn, or one after the other (default: alternate)")
+    add("--precision", metavar="P", type=share, help="stop early once the ratio's interval is that narrow, such as 2%% (default: ask all)")
+    add("--noise-floor", choices=("auto", "always", "never"), default="auto",
+        help="let the baseline answer again and hold it against itself (default: auto, when something differs)")
+    add("--ties", choices=("auto", "always", "never"), default="auto", help="ask for logprobs where answers part (default: auto)")
+    _add_output_options(parser.add_argument_group("what is kept").add_argument)
+
+
+def _add_output_options(add: Any) -> None:
+    add("--label", metavar="TEXT", default="speculative-run", help="tag in the notebook (default: speculative-run)")
+    add("--track", metavar="TEXT", help="your kind of machine, for the table's footer: spark, strix, mac, nvidia, ... (default: none)")
+    add("--labbook", metavar="FILE", default="labbook.md", help="notebook that JSON lines are appended to; - is stdout (default: labbook.md)")
+    add("--run-file", metavar="FILE", help="evidence: every reply with its text (default: <notebook>.runs/<UTC>-<label>.jsonl)")
+    add("--no-texts", action="store_true", help="keep digests and lengths instead of texts in the run file")
+    add("--export-json", metavar="FILE", help="also write a summary of all configurations as JSON")
+    add("--fail-on", metavar="WORDS", type=verdict_words, default=(), help="exit 1 on these verdicts, such as changed,slower (default: none)")
+    add("--quiet", action="store_true", help="no progress on stderr")
+
+
+def demo_parser() -> argparse.ArgumentParser:
+    """The parser of the verb demo."""
+    parser = _parser("demo", "Measure small servers of its own on loopback: a simulation, through the normal path.", (
+        "demo", "demo --dialect vllm --drafter ngram,lossy", "demo --suite lesson --labbook labbook.md"))
+    add = parser.add_argument_group("the demo's servers").add_argument
+    add("--dialect", choices=("llama.cpp", "vllm", "sglang"), default="llama.cpp", help="whose API they speak (default: llama.cpp)")
+    add("--drafter", metavar="NAMES", type=drafters, default=("ngram",), help="ngram, suffix, draft, lossy; several with commas (default: ngram)")
+    _add_measuring_options(parser)
+    _add_server_options(parser)
+    parser.set_defaults(labbook=None, max_tokens=64, label="demo")
+    return parser
+
+
+def check_parser() -> argparse.ArgumentParser:
+    """The parser of the verb check."""
+    parser = _parser("check", "Ask the servers who they are, and say everything that would spoil a run. Nothing is measured.", (
+        "check --baseline-url http://127.0.0.1:8080/v1 --speculative-url http://127.0.0.1:8081/v1",))
+    _add_server_options(parser)
+    _add_measuring_options(parser)
+    return parser
+
+
+def _files_parser(verb: str, description: str, examples: Sequence[str], files: str, default: Optional[List[str]] = None) -> argparse.ArgumentParser:
+    parser = _parser(verb, description, examples)
+    parser.usage = f"measure_speculative.py {verb} [options] [FILE ...]"
+    parser.add_argument("files", metavar="FILE", nargs="*" if default is not None else "+", default=default, help=files)
+    return parser
+
+
+def compare_parser() -> argparse.ArgumentParser:
+    """The parser of the verb compare."""
+    parser = _files_parser("compare", "Compare saved runs as if they had been measured together; the first one holds the baseline.", (
+        "compare base.jsonl eagle3.jsonl dflash.jsonl", "compare labbook.runs/*.jsonl --export-json summary.json"), "run files")
+    parser.add_argument("--verbose", action="store_true", help="a block for every pass, too")
+    parser.add_argument("--labbook", metavar="FILE", help="append the comparisons to this notebook (default: to none)")
+    parser.add_argument("--export-json", metavar="FILE", help="write a summary of all configurations as JSON")
+    parser.add_argument("--fail-on", metavar="WORDS", type=verdict_words, default=(), help="exit 1 on these verdicts, such as changed,slower")
+    return parser
+
+
+def table_parser() -> argparse.ArgumentParser:
+    """The parser of the verb table."""
+    parser = _files_parser("table", "The lesson's table, filled in from the notebook; what was not measured stays pending.", (
+        "table labbook.md", "table --tutorial labbook.md", "table --into lesson.md labbook.md"), "notebooks or run files (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("--tutorial", action="store_true", help="the tutorial's tables instead: by workload, configuration and level")
+    parser.add_argument("--into", metavar="FILE.md", help="fill the pending cells of this Markdown file, and touch nothing else")
+    parser.add_argument("--configuration", metavar="NAME", help="which speculative server, where there are several (default: the latest)")
+    return parser
+
+
+def csv_parser() -> argparse.ArgumentParser:
+    """The parser of the verb csv."""
+    parser = _files_parser("csv", "One row a result (workload x configuration x level), for a spreadsheet.", (
+        "csv labbook.md > results.csv", "csv --requests labbook.runs/*.jsonl -o requests.csv"), "notebooks or run files (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("--requests", action="store_true", help="one row a request instead, from run files")
+    parser.add_argument("--decimal-comma", action="store_true", help="decimal commas and ; between cells")
+    parser.add_argument("--bom", action="store_true", help="begin with a byte order mark, for Excel")
+    parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to (default: stdout)")
+    return parser
+
+
+def report_parser() -> argparse.ArgumentParser:
+    """The parser of the verb report."""
+    parser = _files_parser("report", "One self-contained page: verdict, charts, tables, and where answers part.", (
+        "report labbook.md -o report.html",), "notebooks or run files (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
+    return parser
+
+
+def notebook_parser() -> argparse.ArgumentParser:
+    """The parser of the verb notebook."""
+    parser = _files_parser("notebook", "What a notebook holds, and which of its lines are damaged.", ("notebook labbook.md", "notebook --check labbook.md"),
+                           "notebooks (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("--check", action="store_true", help="hold every record against the schema; exit 1 if one fails")
+    return parser
+
+
+def breakeven_parser() -> argparse.ArgumentParser:
+    """The parser of the verb breakeven."""
+    parser = _files_parser("breakeven", "When drafting pays: S = E / (1 + k c), E = (1 - a^(k+1)) / (1 - a).", (
+        "breakeven --acceptance 0.6 --draft-cost 0.1 --draft-length 4", "breakeven --table", "breakeven labbook.md"),
+                           "notebooks or run files (default: none, the map of S)", [])
+    parser.add_argument("--acceptance", metavar="A", type=share, help="acceptance of a drafted token, 0..1")
+    parser.add_argument("--draft-cost", metavar="C", type=float, help="cost of drafting a token, in target steps (map: 0.1)")
+    parser.add_argument("--draft-length", metavar="K", type=count, default=4, help="tokens drafted a step (default: 4)")
+    parser.add_argument("--table", action="store_true", help="the lesson's table of break-even acceptances")
+    return parser
+
+
+def demo_server_parser() -> argparse.ArgumentParser:
+    """The parser of the hidden verb that the demo's children run."""
+    parser = _parser("demo-server", "One of the demo's servers.", ("demo-server --port 0",))
+    add_demo_server_options(parser)
+    return parser
+
+
+VERBS = {"": (measure_parser, measure), "demo": (demo_parser, demo), "check": (check_parser, check), "compare": (compare_parser, compare),
+         "table": (table_parser, table), "csv": (csv_parser, csv_verb), "report": (report_parser, report),
+         "notebook": (notebook_parser, notebook), "breakeven": (breakeven_parser, breakeven),
+         "demo-server": (demo_server_parser, demo_server)}
+
+
+def parse_arguments(argv: Sequence[str]) -> Tuple[Any, Any]:
+    """The verb's function and its options; argparse ends the program with 2 for what it cannot read."""
+    verb = argv[0] if argv and argv[0] in VERBS else ""
+    make_parser, run = VERBS[verb]
+    parser = make_parser()
+    options = parser.parse_args(argv[1:] if verb else argv)
+    if verb in ("", "demo", "check"):
+        _complete(options, parser, verb)
+    return run, options
+
+
+def _complete(options: Any, parser: argparse.ArgumentParser, verb: str) -> None:
+    """Defaults that depend on other options, and what cannot go together."""
+    if verb != "demo" and not options.baseline_url and not (options.baseline_run and options.speculative_url):
+        parser.error("--baseline-url is needed (or --baseline-run with --speculative-url); the verb demo needs no server at all")
+    if options.baseline_url and options.baseline_run:
+        parser.error("--baseline-url and --baseline-run cannot go together")
+    if options.prompts and options.prompt_set and "file" not in options.prompt_set:
+        parser.error("--prompts FILE needs --prompt-set file (or no --prompt-set)")
+    tutorial = options.suite == "tutorial"
+    options.max_tokens = (256 if tutorial else 192) if options.max_tokens is None else options.max_tokens
+    options.no_think = options.no_think or tutorial
+    options.engine = None if options.engine == "unknown" else options.engine
+    options.engine_version = None if options.engine_version == "unknown" else options.engine_version
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run a verb; the exit code. The one place where errors are caught and said."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")   # a console of another code page must not end a measurement
+    try:
+        run, options = parse_arguments(list(sys.argv[1:] if argv is None else argv))
+        return int(run(options))
+    except MeasureError as error:
+        print(terminal_text(f"measure_speculative: error: {error.sentence}"), file=sys.stderr)
+        if error.hint:
+            print(terminal_text(f"  try: {error.hint}"), file=sys.stderr)
+        return EXIT_CANNOT_START
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:             # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
