@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import bisect
 import hashlib
-import http
 import json
 import math
 import os
@@ -23,7 +22,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, fields, replace
 from typing import (
-    Any, Callable, Collection, Deque, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union)
+    Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union)
 
 __version__ = "1.0.0"
 
@@ -484,14 +483,18 @@ TOY_CALL = "<tool_call>"
 TOY_CALL_END = "</tool_call>"
 TOY_SPECIAL = (TOY_END, TOY_CALL, TOY_CALL_END)
 
-_TOY_PIECE = re.compile(r" ?[^\W\d_]{1,9}| ?\d{1,3}|\n[ \t]*| ?[^\w\s]|_|\s")
-_TOY_FENCE = re.compile(r"```[^\n]*\n.*?```", re.S)
-_TOY_NUMBER = re.compile(r"\d+(?:,\d{3})+|\d+(?:\.\d+)?")
-_TOY_FREE = re.compile(r"(write|compose|describe|imagine|tell|explain|invent|draft|create|brainstorm|suggest|continue)\b", re.I)
-_TOY_COUNT = re.compile(r"how (many|much|long|far|old)|total|altogether|in all|average|percent|\d\s*[-+*/x×]\s*\d", re.I)
-_TOY_SHORT = re.compile(r"(name|state|give|answer|complete|true or false|yes or no|which|who|what|when|where|in one)\b", re.I)
-_TOY_ASKING = re.compile(r"(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
-                         r"(?:(?:many|much|long|far)\s+)?(?:(?:is|are|was|were|do|does|did|has|have|can)\s+)?", re.I)
+_TOY_PIECE = r" ?[^\W\d_]{1,9}| ?\d{1,3}|\n[ \t]*| ?[^\w\s]|_|\s"
+_TOY_FENCE = r"(?s)```[^\n]*\n.*?```"
+_TOY_NUMBER = r"\d+(?:,\d{3})+|\d+(?:\.\d+)?"
+# Signs of what a request wants, good enough for prompts people write; a wrong guess only makes a duller demonstration.
+_TOY_COUNT = r"(?i)how (many|much|long|far|old)|total|altogether|average|percent|answer:|step by step"
+_TOY_COPY = r"(?i)\b(repeat|cop(y|ied)|correct(ed)?|rewrite|rename|reformat|quote|extract|verbatim|unchanged|taken|convert)\b"
+_TOY_FREE = r"(?i)\b(story|poem|essay|ballad|elegy|letter that|compose|pitch|sketch|think up|describe an?|write a)\b"
+_TOY_SHORT = (r"(?i)\b(one|two|three|four|a) (short |plain )?(word|sentence|reason)s?\b|\b(word|number|label|output|it|one) first\b"
+              r"|answer with|first line|on one line|exactly one|\bdefin|which one|\b(list|name|state) (the|these|them)\b"
+              r"|^(what|which|who|when|where|how|is|are|does|in which|convert|name|state)\b|\bin order\b")
+_TOY_ASKING = (r"(?i)(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
+               r"(?:(?:many|much|long|far)\s+)?(?:(?:is|are|was|were|do|does|did|has|have|can)\s+)?")
 
 _TOY_ADJECTIVES = """amber bitter brisk broken careful cold copper crooked curious dim distant drowsy faded fearless frozen gentle
 golden hollow hungry idle jagged lonely narrow nimble patient quiet restless rusty salted silver slender solemn stubborn sudden
@@ -519,7 +522,7 @@ _TOY_RIVALS_SEEN = 20           # tokens of the pseudo-distribution beside the m
 
 def toy_tokens(text: str) -> List[str]:
     """The text cut into pieces, words with their leading blank; joined they are the text again."""
-    return _TOY_PIECE.findall(text)
+    return re.findall(_TOY_PIECE, text)
 
 
 def toy_token_id(token: str) -> int:
@@ -566,26 +569,23 @@ def _toy_text_of(message: Mapping[str, Any]) -> str:
 
 
 def _toy_kind(request: str, functions: Sequence[Mapping[str, Any]]) -> str:
-    request = request.strip()
     if functions:
         return "tool"
-    if _toy_quoted(request, ("\n\n", "\n")):
-        return "copy"
-    if len(_TOY_NUMBER.findall(request)) >= 2 and _TOY_COUNT.search(request):
+    quoted = _toy_quoted(request)
+    asked = request.replace(quoted, "").strip()
+    if not quoted and len(re.findall(_TOY_NUMBER, request)) >= 2 and re.search(_TOY_COUNT, request):
         return "math"
-    if _TOY_FREE.match(request):
-        return "open"
-    if not request.endswith("?") and _toy_quoted(request, (": ",)):
+    if quoted and (re.search(_TOY_COPY, asked) or not re.search(_TOY_SHORT, asked)):
         return "copy"
-    return "closed" if request.endswith("?") or _TOY_SHORT.match(request) else "open"
+    return "closed" if re.search(_TOY_SHORT, asked) and not re.search(_TOY_FREE, asked) else "open"
 
 
-def _toy_quoted(request: str, marks: Sequence[str]) -> str:
-    """The part of the request that is to be given back: its longest fenced block, else what follows a mark. '': none."""
-    fences = _TOY_FENCE.findall(request)
+def _toy_quoted(request: str) -> str:
+    """The part of the request that is to be given back: its longest fenced block, else what stands apart. '': none."""
+    fences = re.findall(_TOY_FENCE, request)
     if fences:
         return max(fences, key=len)
-    for mark in marks:
+    for mark in ("\n\n", "\n", ": ") if re.search(_TOY_COPY, request) else ("\n\n", "\n"):
         rest = request.partition(mark)[2].strip()
         if len(toy_tokens(rest)) >= 12:
             return rest
@@ -598,7 +598,7 @@ def _toy_quoted(request: str, marks: Sequence[str]) -> str:
 def _toy_copy(prompt: ToyPrompt) -> Iterator[str]:
     """The quoted text again, with one word in twelve renamed throughout."""
     yield from toy_tokens("Here it is:\n\n")
-    for token in toy_tokens(_toy_quoted(prompt.request, ("\n\n", "\n", ": "))):
+    for token in toy_tokens(_toy_quoted(prompt.request)):
         word = token.strip()
         renamed = len(word) > 3 and word.isalpha() and _toy_unit(prompt.seed, "rename", word) < 1 / 12
         yield token.replace(word, _toy_pick(_TOY_NOUNS, prompt.seed, word)) if renamed else token
@@ -609,7 +609,7 @@ def _toy_closed(prompt: ToyPrompt) -> Iterator[str]:
     """One sentence that takes up the question's words, and sometimes says it again."""
     sentences = [part for part in re.split(r"(?<=[.:!?])\s+", prompt.request.strip()) if part]
     asked = ([part for part in sentences if part.endswith("?")] or sentences or ["it"])[-1]
-    subject = _TOY_ASKING.sub("", asked, count=1).strip(" .?!:") or "it"
+    subject = re.sub(_TOY_ASKING, "", asked, count=1).strip(" .?!:") or "it"
     answer = _toy_pick(_TOY_NOUNS, prompt.seed, "answer").capitalize()
     yield from toy_tokens(f"{subject[:1].upper()}{subject[1:]}: {answer}.")
     if _toy_unit(prompt.seed, "again") < 0.6:
@@ -618,7 +618,7 @@ def _toy_closed(prompt: ToyPrompt) -> Iterator[str]:
 
 def _toy_math(prompt: ToyPrompt) -> Iterator[str]:
     """The numbers of the question, taken together in the way its words suggest; the last number is the answer."""
-    numbers = [float(number.replace(",", "")) for number in _TOY_NUMBER.findall(prompt.request)] or [0.0]
+    numbers = [float(number.replace(",", "")) for number in re.findall(_TOY_NUMBER, prompt.request)] or [0.0]
     words = prompt.request.lower()
     first = re.split(r"(?<=[.?!])\s", prompt.request.strip())[0].rstrip("?!.")
     yield from toy_tokens(f"{first}. Step by step:\n")
@@ -648,7 +648,7 @@ def _toy_call(prompt: ToyPrompt) -> Iterator[str]:
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
     names = [name for name in schema.get("required") or properties if name in properties]
-    numbers = iter(_TOY_NUMBER.findall(prompt.request))
+    numbers = iter(re.findall(_TOY_NUMBER, prompt.request))
     arguments = {name: _toy_argument(prompt, name, properties[name], numbers) for name in names}
     yield TOY_CALL
     yield from toy_tokens(str(function.get("name")))
@@ -680,7 +680,7 @@ def _toy_argument(prompt: ToyPrompt, name: str, schema: Mapping[str, Any], numbe
 def _toy_prose(prompt: ToyPrompt, seed: str = "") -> Iterator[str]:
     """Sentences whose words repeat rarely, with now and then a word of the request; 6 to 17 of them."""
     seed = seed or prompt.seed
-    topics = sorted(set(re.findall(r"\b[a-z]{5,}\b", prompt.request))) or ["morning"]
+    topics = sorted(set(re.findall(r"\b(?:an?|the) ([a-z]{4,})\b", prompt.request))) or ["morning"]
     for number in range(6 + int(_toy_unit(seed, "length") * 12)):
         sentence = _toy_pick(_TOY_SENTENCES, seed, number)
         words = re.sub(r"\{(.)\}", lambda slot: _toy_word(slot, topics, seed, number), sentence)
@@ -761,7 +761,7 @@ class ToyAnswer:
 # --------------------------------------------------------------------------------------- drafters and steps (time is data)
 
 TOY_AGREEMENT = 0.75            # share of tokens on which the small draft model agrees with the target
-TOY_CARELESSNESS = 0.15         # share of wrong drafts that the broken verifier of `lossy` lets pass
+TOY_CARELESSNESS = 0.08         # share of wrong drafts that the broken verifier of `lossy` lets pass
 CROWD_COST = 0.06               # one more sequence in a pass, in passes of one sequence
 DRAFTED_COST = 0.02             # one drafted token more to verify, in passes of one sequence ...
 DRAFTED_CROWD_COST = 0.001      # ... and more for each further sequence, as the spare arithmetic is used up
@@ -850,6 +850,7 @@ class DemoLogprob(NamedTuple):
     token: str
     nats: float
     top: Sequence[Tuple[float, str]]
+    drafted: bool
 
 
 class DemoEmission(NamedTuple):
@@ -859,6 +860,11 @@ class DemoEmission(NamedTuple):
     tokens: Tuple[str, ...]
     accepted: int
     logprobs: Tuple[DemoLogprob, ...]
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the sequence's first token."""
+        return len(self.tokens) == len(self.sequence.tokens)
 
 
 class DemoStep(NamedTuple):
@@ -876,7 +882,7 @@ class DemoEngine:
         self.active: List[DemoSequence] = []
         self.waiting: Deque[DemoSequence] = deque()
         self.counts: Counter[Any] = Counter()       # over the sequences released
-        self.steps = self.busy = 0                  # passes, and sequences summed over passes
+        self.steps = 0
         self._memory = NgramIndex(3, 8)             # earlier answers, for `suffix`
 
     def step(self) -> Optional[DemoStep]:
@@ -890,8 +896,19 @@ class DemoEngine:
         width = len(drafts) + sum(map(len, drafts))
         emissions = tuple(self._verify(sequence, draft, width) for sequence, draft in zip(self.active, drafts))
         self.steps += 1
-        self.busy += len(drafts)
         return DemoStep(self.options.pass_seconds(drafts, fresh), emissions)
+
+    def deliver(self, step: DemoStep, begun_s: float) -> None:
+        """Tell everybody what the step, which is over now, has yielded."""
+        ended_s = begun_s + step.duration_s
+        for emission in step.emissions:
+            sequence = emission.sequence
+            sequence.started_s = begun_s if emission.first else sequence.started_s
+            sequence.first_s = ended_s if emission.first else sequence.first_s
+            sequence.last_s = ended_s
+            if sequence.finish:
+                self.release(sequence)
+            sequence.heard(emission)
 
     def release(self, sequence: DemoSequence) -> None:
         """Take a sequence out of the engine, finished or abandoned; the counters hold it from now on."""
@@ -902,12 +919,13 @@ class DemoEngine:
 
     def _count(self, sequence: DemoSequence) -> None:
         sequence.finish = sequence.finish or "abort"
+        counts = {"requests": 1, "prompt": len(sequence.prompt.tokens), "tokens": len(sequence.tokens)}
+        self.counts.update({**counts, **{(name, sequence.streamed): count for name, count in counts.items()}})
         self.counts.update({
-            "requests": 1, ("finish", sequence.finish): 1, ("requests", sequence.streamed): 1,
-            ("prompt", sequence.streamed): len(sequence.prompt.tokens), ("tokens", sequence.streamed): len(sequence.tokens),
-            "passes": len(sequence.verified), "drafts": sum(drafted > 0 for drafted, _ in sequence.verified),
-            "drafted": sequence.drafted, "accepted": sequence.accepted,
-            "prompt_s": sequence.first_s - sequence.started_s, "decode_s": sequence.last_s - sequence.first_s})
+            ("finish", sequence.finish): 1, "passes": len(sequence.verified),
+            "drafts": sum(drafted > 0 for drafted, _ in sequence.verified), "drafted": sequence.drafted,
+            "accepted": sequence.accepted, "prompt_s": sequence.first_s - sequence.started_s,
+            "decode_s": sequence.last_s - sequence.first_s})
         self.counts.update(("position", place) for _, accepted in sequence.verified for place in range(accepted))
         if self.options.drafter == "suffix":
             self._memory.extend(sequence.tokens)
@@ -933,7 +951,7 @@ class DemoEngine:
             wrong = guess is not None and guess != own and self._passes_wrong(sequence, len(tokens))
             token = guess if wrong else own
             if sequence.top_logprobs is not None:
-                logprobs.append(_demo_logprob(answer.distribution(width), token, sequence.top_logprobs))
+                logprobs.append(_demo_logprob(answer.distribution(width), token, sequence.top_logprobs, token == guess))
             answer.advance(token)
             tokens.append(token)
             if token != guess or token == TOY_END:
@@ -967,31 +985,57 @@ def _small_model_draft(sequence: DemoSequence, count: int) -> List[str]:
     return draft
 
 
-def _demo_logprob(distribution: Sequence[Tuple[float, str]], token: str, count: int) -> DemoLogprob:
+def _demo_logprob(distribution: Sequence[Tuple[float, str]], token: str, count: int, drafted: bool) -> DemoLogprob:
     nats = {text: nats for nats, text in distribution}.get(token, distribution[-1][0] - 5)
-    return DemoLogprob(token, nats, distribution[:count])
+    return DemoLogprob(token, nats, distribution[:count], drafted)
 
 
 # ------------------------------------------------------------------------------------- what three engines say (pure)
 
 
+class DemoRefusal(Exception):
+    """A request that an engine answers with an error: HTTP status and body."""
+
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+
+
 class DemoRequest:
     """One chat request on its way to a reply: its body, its sequence, and how far the text has been told."""
 
-    def __init__(self, body: Mapping[str, Any], options: DemoOptions) -> None:
-        self.body = body
-        self.streamed = bool(body.get("stream"))
-        self.usage_wanted = bool((body.get("stream_options") or {}).get("include_usage"))
-        prompt = read_toy_prompt(body["messages"], body.get("tools") or ())
+    def __init__(self, body: Mapping[str, Any], prompt: ToyPrompt, options: DemoOptions) -> None:
         room = options.context_tokens - len(prompt.tokens)
         wanted = body.get("max_completion_tokens") or body.get("max_tokens") or room
-        top = (int(body.get("top_logprobs") or 0) if body.get("logprobs") else None)
+        top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
+        self.body = body
         self.sequence = DemoSequence(prompt, options, max(1, min(wanted, room)), top)
-        self.sequence.streamed = self.streamed
-        self.id = "%016x" % int(_toy_unit(prompt.seed, time.time()) * (1 << 62))
+        self.streamed = self.sequence.streamed = bool(body.get("stream"))
+        self.usage_wanted = bool((body.get("stream_options") or {}).get("include_usage"))
         self.created = int(time.time())
-        self.function: Optional[str] = None         # name of the tool called, as far as it has come; None: no call
+        self.id = "%016x" % int(_toy_unit(prompt.seed, time.time()) * (1 << 62))
+        self._function: Optional[str] = None        # name of the tool called, as far as it has come; None: no call
         self._in_arguments = False
+
+    @property
+    def finish_reason(self) -> Optional[str]:
+        called = self.sequence.finish == "stop" and self._function is not None
+        return "tool_calls" if called else self.sequence.finish
+
+    @property
+    def usage(self) -> Dict[str, Any]:
+        prompt, completion = len(self.sequence.prompt.tokens), len(self.sequence.tokens)
+        return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+    def message(self) -> Dict[str, Any]:
+        """The whole message's channels: content, and the tool call if there is one."""
+        deltas = self.deltas(self.sequence.tokens, merge=True)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        if self._function is None:
+            return {"content": content}
+        pieces = [delta["tool_calls"][0]["function"]["arguments"] for delta in deltas if "tool_calls" in delta]
+        return {"content": content or None, "tool_calls": [self._call("".join(pieces))]}
 
     def deltas(self, tokens: Iterable[str], merge: bool) -> List[Dict[str, Any]]:
         """What the tokens add to the message, as OpenAI deltas; `merge`: neighbours of one kind in one delta."""
@@ -1003,39 +1047,19 @@ class DemoRequest:
 
     def _delta(self, token: str) -> Optional[Dict[str, Any]]:
         if token == TOY_CALL:
-            self.function = ""
+            self._function = ""
         if token in TOY_SPECIAL:
             return None
-        if self.function is None:
+        if self._function is None:
             return {"content": token}
         if self._in_arguments:
             return {"tool_calls": [{"index": 0, "function": {"arguments": token}}]}
         self._in_arguments = token.startswith("\n")
-        if not self._in_arguments:
-            self.function += token
-            return None
-        return {"tool_calls": [{"index": 0, "id": f"call_{self.id}", "type": "function",
-                                "function": {"name": self.function, "arguments": ""}}]}
+        self._function += token.strip()
+        return {"tool_calls": [{"index": 0, **self._call("")}]} if self._in_arguments else None
 
-    def message(self) -> Dict[str, Any]:
-        """The whole message's channels: content, and tool calls if there are any."""
-        deltas = self.deltas(self.sequence.tokens, merge=True)
-        content = "".join(delta.get("content", "") for delta in deltas)
-        arguments = "".join(delta["tool_calls"][0]["function"]["arguments"] for delta in deltas if "tool_calls" in delta)
-        if self.function is None:
-            return {"content": content}
-        call = {"id": f"call_{self.id}", "type": "function", "function": {"name": self.function, "arguments": arguments}}
-        return {"content": content or None, "tool_calls": [call]}
-
-    @property
-    def finish_reason(self) -> Optional[str]:
-        finish = self.sequence.finish
-        return "tool_calls" if finish == "stop" and self.function is not None else finish
-
-    @property
-    def usage(self) -> Dict[str, Any]:
-        prompt, completion = len(self.sequence.prompt.tokens), len(self.sequence.tokens)
-        return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+    def _call(self, arguments: str) -> Dict[str, Any]:
+        return {"id": f"call_{self.id}", "type": "function", "function": {"name": self._function, "arguments": arguments}}
 
 
 def _joined(before: Dict[str, Any], delta: Mapping[str, Any]) -> bool:
@@ -1049,56 +1073,43 @@ def _joined(before: Dict[str, Any], delta: Mapping[str, Any]) -> bool:
     return False
 
 
-def _logprob_entry(logprob: DemoLogprob, with_id: bool = False) -> Dict[str, Any]:
-    entry = _logprob_fields(logprob.token, logprob.nats, with_id)
-    entry["top_logprobs"] = [_logprob_fields(token, nats, with_id) for nats, token in logprob.top]
-    return entry
-
-
-def _logprob_fields(token: str, nats: float, with_id: bool) -> Dict[str, Any]:
-    number = {"id": toy_token_id(token)} if with_id else {}
-    return {**number, "token": token, "logprob": nats, "bytes": list(token.encode("utf-8", "surrogatepass"))}
-
-
-class DemoRefusal(Exception):
-    """A request that an engine answers with an error: HTTP status and body."""
-
-    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
-        super().__init__(status)
-        self.status = status
-        self.body = body
-
-
 class DemoDialect:
     """How one engine speaks. The subclasses differ in everything that a client could stumble over."""
 
-    owner = ""
     headers: Mapping[str, str] = {"server": "uvicorn", "vary": "Origin"}
+    owner = ""
+    methods: Mapping[str, str] = {}     # the engine's name of each drafter
+    ids_in_logprobs = False
+    too_long = "The input ({tokens} tokens) is longer than the model's context length ({context} tokens)."
 
     def __init__(self, engine: DemoEngine) -> None:
         self.engine = engine
         self.options = engine.options
         self.started_at = time.time()
 
-    def pages(self) -> Mapping[str, Callable[[], Any]]:
+    def pages(self) -> Dict[str, Callable[[], Any]]:
         """What GET answers, by path: a text, or a value to be sent as JSON."""
         return {"/health": str, "/v1/models": self.models, "/metrics": lambda: _exposition(self.metrics())}
 
     def models(self) -> Dict[str, Any]:
-        card = {"id": DEMO_MODEL, "object": "model", "created": int(self.started_at), "owned_by": self.owner,
-                "root": DEMO_MODEL, "parent": None, "max_model_len": self.options.context_tokens}
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [{
+            "id": DEMO_MODEL, "object": "model", "created": int(self.started_at), "owned_by": self.owner,
+            "root": DEMO_MODEL, "parent": None, "max_model_len": self.options.context_tokens}]}
 
-    def metrics(self) -> List[Tuple[str, str, List[Tuple[Mapping[str, str], float]]]]:
-        """Every series: (name, type, [(labels, value)])."""
+    def metrics(self) -> Iterator[DemoSample]:
+        """Every sample of the metrics page, those of one name together."""
         raise NotImplementedError
 
-    def refusal(self, status: int, message: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
-        """An error in the engine's own shape."""
-        return DemoRefusal(status, {"error": {"message": message, "type": kind, "param": param, "code": status}})
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        """The chunks of a stream that one step's tokens cause; those that close it, after the last step."""
+        raise NotImplementedError
 
-    def not_found(self, path: str) -> DemoRefusal:
-        return DemoRefusal(404, {"detail": "Not Found"})
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        """The reply that is not streamed."""
+        choice = {"index": 0, "message": {"role": "assistant", **request.message()}, "logprobs": self.logprobs(logprobs),
+                  "finish_reason": request.finish_reason}
+        return {"id": f"chatcmpl-{request.id}", "object": "chat.completion", "created": request.created,
+                "model": DEMO_MODEL, "choices": [choice], "usage": request.usage}
 
     def read(self, payload: bytes) -> DemoRequest:
         """The request that a POST to the chat address holds; DemoRefusal if the engine would not answer it."""
@@ -1113,187 +1124,184 @@ class DemoDialect:
             if not isinstance(body.get(name, 1), (int, type(None))):
                 raise self.refusal(400, f"1 validation error: '{name}': not an integer", "Bad Request", f"body.{name}")
         self.check(body)
-        tokens = len(read_toy_prompt(messages, body.get("tools") or ()).tokens)
-        if tokens >= self.options.context_tokens:
-            raise self.too_long(tokens)
-        return DemoRequest(body, self.options)
+        prompt, context = read_toy_prompt(messages, body.get("tools") or ()), self.options.context_tokens
+        if len(prompt.tokens) >= context:
+            sentence = self.too_long.format(tokens=len(prompt.tokens), context=context)
+            raise self.refusal(400, sentence, "BadRequestError", "input_tokens")
+        return DemoRequest(body, prompt, self.options)
 
     def check(self, body: Mapping[str, Any]) -> None:
         """Refuse what only this engine refuses."""
 
-    def too_long(self, tokens: int) -> DemoRefusal:
-        raise NotImplementedError
+    def refusal(self, status: int, sentence: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
+        """An error in the engine's own shape."""
+        return DemoRefusal(status, {"error": {"message": sentence, "type": kind, "param": param, "code": status}})
 
-    def chunks(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
-        """The chunks of a stream that one step's tokens cause, the closing ones after the last step."""
-        raise NotImplementedError
+    def not_found(self) -> DemoRefusal:
+        return DemoRefusal(404, {"detail": "Not Found"})
 
-    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob], accepted: Collection[int]) -> Mapping[str, Any]:
-        """The reply that is not streamed. `accepted`: the places of the drafted tokens."""
-        raise NotImplementedError
-
-    def _chunk(self, request: DemoRequest, choices: Sequence[Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
+    def chunk(self, request: DemoRequest, choices: Sequence[Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
         return {"id": f"chatcmpl-{request.id}", "object": "chat.completion.chunk", "created": request.created,
                 "model": DEMO_MODEL, "choices": choices, **more}
 
-    def _logprobs(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Optional[Dict[str, Any]]:
-        if request.sequence.top_logprobs is None:
-            return None
-        return {"content": [_logprob_entry(logprob) for logprob in logprobs]}
+    def logprobs(self, logprobs: Iterable[DemoLogprob]) -> Optional[Dict[str, Any]]:
+        """The logprobs of a choice; None: there are none."""
+        entries = [{**self._logprob(one.token, one.nats), "top_logprobs": [self._logprob(token, nats) for nats, token in one.top]}
+                   for one in logprobs]
+        return {"content": entries} if entries else None
+
+    def _logprob(self, token: str, nats: float) -> Dict[str, Any]:
+        number = {"id": toy_token_id(token)} if self.ids_in_logprobs else {}
+        return {**number, "token": token, "logprob": nats, "bytes": list(token.encode("utf-8", "surrogatepass"))}
 
 
-def _exposition(series: Iterable[Tuple[str, str, List[Tuple[Mapping[str, str], float]]]]) -> str:
+class DemoSample(NamedTuple):
+    """One sample of a metrics page."""
+
+    name: str
+    kind: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def _exposition(samples: Iterable[DemoSample]) -> str:
     """A Prometheus page."""
-    lines = []
-    for name, kind, samples in series:
-        lines += [f"# HELP {name} Of the demo server.", f"# TYPE {name} {kind}"]
-        for labels, value in samples:
-            shown = ",".join(f'{label}="{text}"' for label, text in labels.items())
-            lines.append(f"{name}{{{shown}}} {value}" if shown else f"{name} {value}")
+    lines: List[str] = []
+    before = ""
+    for name, kind, labels, value in samples:
+        if name != before:
+            lines += [f"# HELP {name} Of the demo server.", f"# TYPE {name} {kind}"]
+        before = name
+        shown = ",".join(f'{label}="{text}"' for label, text in labels.items())
+        lines.append(f"{name}{{{shown}}} {value}" if shown else f"{name} {value}")
     return "\n".join(lines) + "\n"
 
 
 class LlamaCppDialect(DemoDialect):
     """llama-server: one chunk a token, in bursts; drafts in `timings`; logprobs that are not real for drafted tokens."""
 
-    owner = "llamacpp"
     headers = {"Server": "llama.cpp", "Access-Control-Allow-Origin": ""}
+    owner = "llamacpp"
     methods = {"ngram": "ngram-simple", "lossy": "ngram-simple", "suffix": "ngram-cache", "draft": "draft-simple"}
+    ids_in_logprobs = True
+    too_long = "request ({tokens} tokens) exceeds the available context size ({context} tokens), try increasing it"
     build = "b11434-demo"
 
-    def pages(self) -> Mapping[str, Callable[[], Any]]:
-        return {**super().pages(), "/health": lambda: {"status": "ok"}, "/v1/health": lambda: {"status": "ok"},
-                "/models": self.models, "/props": self.props, "/slots": self.slots}
+    def pages(self) -> Dict[str, Callable[[], Any]]:
+        return {**super().pages(), "/health": lambda: {"status": "ok"}, "/props": self.props, "/slots": self.slots}
 
     def models(self) -> Dict[str, Any]:
-        meta = {"vocab_type": 2, "n_vocab": 0x7FFFFF, "n_ctx": self.options.context_tokens,
-                "n_ctx_train": self.options.context_tokens, "n_params": 1, "size": 1, "ftype": "toy"}
-        card = {"id": DEMO_MODEL, "aliases": [DEMO_MODEL], "tags": [], "object": "model", "created": int(self.started_at),
-                "owned_by": self.owner, "meta": meta}
-        return {"models": [{"name": DEMO_MODEL, "model": DEMO_MODEL, "type": "model"}], "object": "list", "data": [card]}
+        card = super().models()["data"][0]
+        context = card.pop("max_model_len")
+        return {"models": [{"name": DEMO_MODEL, "model": DEMO_MODEL, "type": "model"}], "object": "list",
+                "data": [{**card, "meta": {"n_ctx": context, "n_ctx_train": context, "ftype": "toy"}}]}
 
     def props(self) -> Dict[str, Any]:
+        """As in the real one, the methods said here are always "none"."""
         return {"default_generation_settings": {"params": {"speculative.types": "none"}, "n_ctx": self.options.context_tokens},
                 "total_slots": self.options.slots, "model_alias": DEMO_MODEL, "model_ftype": "toy",
                 "model_path": "/models/toy-target.gguf", "endpoint_slots": True, "endpoint_metrics": True,
                 "build_info": self.build}
 
     def slots(self) -> List[Dict[str, Any]]:
-        types = {"speculative.types": ",".join(filter(None, ("none", self.methods.get(self.options.drafter))))}
+        types = ",".join(filter(None, ("none", self.methods.get(self.options.drafter))))
+        params = {"params": {"speculative.types": types}} if self.engine.counts["requests"] else {}
         return [{"id": number, "n_ctx": self.options.context_tokens, "speculative": self.options.speculates,
-                 "is_processing": number < len(self.engine.active),
-                 **({"params": types} if number < self.engine.counts["requests"] else {})}
-                for number in range(self.options.slots)]
+                 "is_processing": number < len(self.engine.active), **params} for number in range(self.options.slots)]
 
-    def metrics(self) -> List[Tuple[str, str, List[Tuple[Mapping[str, str], float]]]]:
+    def metrics(self) -> Iterator[DemoSample]:
         counts = self.engine.counts
-        totals = {"prompt_tokens_total": counts["prompt", True] + counts["prompt", False], "prompt_tokens_cached_total": 0,
-                  "prompt_seconds_total": counts["prompt_s"],
-                  "tokens_predicted_total": counts["tokens", True] + counts["tokens", False],
-                  "tokens_predicted_seconds_total": counts["decode_s"], "n_decode_total": self.engine.steps,
-                  "spec_decode_num_draft_tokens_total": counts["drafted"],
-                  "spec_decode_num_accepted_tokens_total": counts["accepted"],
-                  "spec_decode_num_drafts_total": counts["drafts"]}
-        gauges = {"requests_processing": len(self.engine.active), "requests_deferred": len(self.engine.waiting),
-                  "n_busy_slots_per_decode": self.engine.busy / max(1, self.engine.steps)}
-        positions = [({"position": str(place)}, counts["position", place]) for place in range(self.options.draft_length)]
-        return [*((f"llamacpp:{name}", "counter", [({}, value)]) for name, value in totals.items()),
-                *((f"llamacpp:{name}", "gauge", [({}, value)]) for name, value in gauges.items()),
-                *([("llamacpp:spec_decode_num_accepted_tokens_per_pos_total", "counter", positions)]
-                  if counts["drafts"] else [])]
+        for name, value in (("prompt_tokens", counts["prompt"]), ("prompt_tokens_cached", 0),
+                            ("prompt_seconds", counts["prompt_s"]), ("tokens_predicted", counts["tokens"]),
+                            ("tokens_predicted_seconds", counts["decode_s"]), ("n_decode", self.engine.steps),
+                            ("spec_decode_num_draft_tokens", counts["drafted"]),
+                            ("spec_decode_num_accepted_tokens", counts["accepted"]),
+                            ("spec_decode_num_drafts", counts["drafts"])):
+            yield DemoSample(f"llamacpp:{name}_total", "counter", {}, value)
+        for name, value in (("requests_processing", len(self.engine.active)), ("requests_deferred", len(self.engine.waiting))):
+            yield DemoSample(f"llamacpp:{name}", "gauge", {}, value)
+        for place in range(self.options.draft_length if counts["drafts"] else 0):
+            yield DemoSample("llamacpp:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+                             {"position": str(place)}, counts["position", place])
 
-    def refusal(self, status: int, message: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
-        return DemoRefusal(status, {"error": {"code": status, "message": message, "type": "invalid_request_error"}})
+    def refusal(self, status: int, sentence: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
+        kind = "exceed_context_size_error" if param == "input_tokens" else "invalid_request_error"
+        return DemoRefusal(status, {"error": {"code": status, "message": sentence, "type": kind}})
 
-    def not_found(self, path: str) -> DemoRefusal:
+    def not_found(self) -> DemoRefusal:
         return DemoRefusal(404, {"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}})
 
-    def too_long(self, tokens: int) -> DemoRefusal:
-        context = self.options.context_tokens
-        sentence = f"request ({tokens} tokens) exceeds the available context size ({context} tokens), try increasing it"
-        return DemoRefusal(400, {"error": {"code": 400, "message": sentence, "type": "exceed_context_size_error",
-                                           "n_prompt_tokens": tokens, "n_ctx": context}})
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        def choice(delta: Mapping[str, Any], finish: Optional[str] = None, **more: Any) -> Dict[str, Any]:
+            return self.chunk(request, [{"finish_reason": finish, "index": 0, "delta": delta, **more}], system_fingerprint=self.build)
 
-    def chunks(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
-        events = []
-        if len(emission.tokens) == len(request.sequence.tokens):
-            events.append(self._choice(request, {"role": "assistant", "content": None}))
+        events = [choice({"role": "assistant", "content": None})] if emission.first else []
         for place, token in enumerate(emission.tokens):
             real = emission.logprobs and place >= emission.accepted     # a drafted token's are absent
-            more = {"logprobs": {"content": [_logprob_entry(emission.logprobs[place], True)]}} if real else {}
-            events += [self._choice(request, delta, more=more) for delta in request.deltas([token], merge=False)]
-        if request.sequence.finish:
-            events += self._closing(request)
+            more = {"logprobs": self.logprobs(emission.logprobs[place:place + 1])} if real else {}
+            events += [choice(delta, **more) for delta in request.deltas([token], merge=False)]
+        if request.sequence.finish and request.usage_wanted:
+            account = self._account(request)
+            events += [choice({}, request.finish_reason), self.chunk(request, [], system_fingerprint=self.build, **account)]
+        elif request.sequence.finish:
+            events.append({**choice({}, request.finish_reason), "timings": self._account(request)["timings"]})
         return events
 
-    def _choice(self, request: DemoRequest, delta: Mapping[str, Any], finish: Optional[str] = None,
-                more: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
-        return self._chunk(request, [{"finish_reason": finish, "index": 0, "delta": delta, **(more or {})}],
-                           system_fingerprint=self.build)
-
-    def _closing(self, request: DemoRequest) -> List[Mapping[str, Any]]:
-        last = self._choice(request, {}, request.finish_reason)
-        if not request.usage_wanted:
-            return [{**last, "timings": self._timings(request.sequence)}]
-        return [last, self._chunk(request, [], system_fingerprint=self.build, **self._account(request))]
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        whole = super().whole(request, [one._replace(nats=0.0, top=()) if one.drafted else one for one in logprobs])
+        if not logprobs:
+            del whole["choices"][0]["logprobs"]
+        return {**whole, "system_fingerprint": self.build, **self._account(request)}
 
     def _account(self, request: DemoRequest) -> Dict[str, Any]:
-        usage = {**request.usage, "prompt_tokens_details": {"cached_tokens": 0}}
-        return {"usage": usage, "timings": self._timings(request.sequence)}
-
-    def _timings(self, sequence: DemoSequence) -> Dict[str, Any]:
-        prompt_ms = (sequence.first_s - sequence.started_s) * 1e3
-        predicted_ms = max(0.001, (sequence.last_s - sequence.first_s) * 1e3)
-        prompt, predicted = len(sequence.prompt.tokens), len(sequence.tokens)
-        drafts = {"draft_n": sequence.drafted, "draft_n_accepted": sequence.accepted} if sequence.drafted else {}
-        return {"cache_n": 0, "prompt_n": prompt, "prompt_ms": prompt_ms, "predicted_n": predicted,
-                "predicted_ms": predicted_ms, "predicted_per_token_ms": predicted_ms / predicted,
-                "predicted_per_second": (predicted - 1) / predicted_ms * 1e3, **drafts}
-
-    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob], accepted: Collection[int]) -> Mapping[str, Any]:
-        entries = [_logprob_entry(DemoLogprob(logprob.token, 0.0, ()) if place in accepted else logprob, True)
-                   for place, logprob in enumerate(logprobs)]
-        choice = {"index": 0, "message": {"role": "assistant", **request.message()}}
-        return {"choices": [{"finish_reason": request.finish_reason, **choice,
-                             **({"logprobs": {"content": entries}} if entries else {})}],
-                "created": request.created, "model": DEMO_MODEL, "system_fingerprint": self.build,
-                "object": "chat.completion", "id": f"chatcmpl-{request.id}", **self._account(request)}
+        sequence, usage = request.sequence, request.usage
+        predicted, decode_ms = len(sequence.tokens), max(0.001, (sequence.last_s - sequence.first_s) * 1e3)
+        timings = {"cache_n": 0, "prompt_n": usage["prompt_tokens"], "prompt_ms": (sequence.first_s - sequence.started_s) * 1e3,
+                   "predicted_n": predicted, "predicted_ms": decode_ms, "predicted_per_token_ms": decode_ms / predicted,
+                   "predicted_per_second": (predicted - 1) / decode_ms * 1e3}
+        if sequence.drafted:        # absent, not nought
+            timings.update(draft_n=sequence.drafted, draft_n_accepted=sequence.accepted)
+        return {"usage": {**usage, "prompt_tokens_details": {"cached_tokens": 0}}, "timings": timings}
 
 
 class VllmDialect(DemoDialect):
     """vLLM: all tokens of a step in one chunk, the finish reason on the last of them, acceptance beside the usage."""
 
     owner = "vllm"
+    too_long = ("This model's maximum context length is {context} tokens. However, your prompt contains at least {tokens} "
+                "input tokens. (parameter=input_tokens, value={tokens})")
     version = "0.32.0"
-    fingerprint = "vllm-0.32.0-demo"
 
-    def pages(self) -> Mapping[str, Callable[[], Any]]:
-        return {**super().pages(), "/ping": str, "/version": lambda: {"version": self.version}}
+    def pages(self) -> Dict[str, Callable[[], Any]]:
+        return {**super().pages(), "/version": lambda: {"version": self.version}}
 
-    def metrics(self) -> List[Tuple[str, str, List[Tuple[Mapping[str, str], float]]]]:
-        counts = self.engine.counts
+    def metrics(self) -> Iterator[DemoSample]:
         plain = {"engine": "0", "model_name": DEMO_MODEL}
-        counters = {"prompt_tokens": [(plain, counts["prompt", True] + counts["prompt", False])],
-                    "generation_tokens": [(plain, counts["tokens", True] + counts["tokens", False])],
-                    "request_success": [({"engine": "0", "finished_reason": reason, "model_name": DEMO_MODEL},
-                                         counts["finish", reason]) for reason in ("stop", "length", "abort")]}
-        if self.options.speculates:
-            counters["spec_decode_num_drafts"] = [(plain, counts["drafts"])]
-            counters["spec_decode_num_draft_tokens"] = [(plain, counts["drafted"])]
-            counters["spec_decode_num_accepted_tokens"] = [(plain, counts["accepted"])]
-            counters["spec_decode_num_accepted_tokens_per_pos"] = [
-                ({**plain, "position": str(place)}, counts["position", place]) for place in range(self.options.draft_length)]
-        series: List[Tuple[str, str, List[Tuple[Mapping[str, str], float]]]] = []
-        for name, samples in counters.items():
-            series.append((f"vllm:{name}_total", "counter", [(labels, float(value)) for labels, value in samples]))
-            series.append((f"vllm:{name}_created", "gauge", [(labels, self.started_at) for labels, _ in samples]))
+        for name, samples in self._counters(self.engine.counts).items():
+            for more, value in samples:
+                yield DemoSample(f"vllm:{name}_total", "counter", {**plain, **more}, float(value))
+            for more, _ in samples:
+                yield DemoSample(f"vllm:{name}_created", "gauge", {**plain, **more}, self.started_at)
+        capacity = self.options.context_tokens * self.options.slots
         cache = {"block_size": "16", "cache_dtype": "auto", "enable_prefix_caching": "False", "engine": "0",
-                 "gpu_memory_utilization": "0.9", "kv_cache_dtype_skip_layers": "[]",
-                 "kv_cache_size_tokens": str(self.options.context_tokens * self.options.slots),
-                 "num_gpu_blocks": str(self.options.context_tokens * self.options.slots // 16)}
-        return [("process_start_time_seconds", "gauge", [({}, self.started_at)]), *series,
-                ("vllm:num_requests_running", "gauge", [(plain, float(len(self.engine.active)))]),
-                ("vllm:cache_config_info", "gauge", [(cache, 1.0)])]
+                 "gpu_memory_utilization": "0.9", "kv_cache_dtype_skip_layers": "[]", "kv_cache_size_tokens": str(capacity),
+                 "num_gpu_blocks": str(capacity // 16)}
+        yield DemoSample("vllm:num_requests_running", "gauge", plain, float(len(self.engine.active)))
+        yield DemoSample("vllm:cache_config_info", "gauge", cache, 1.0)
+        yield DemoSample("process_start_time_seconds", "gauge", {}, self.started_at)
+
+    def _counters(self, counts: Mapping[Any, float]) -> Dict[str, List[Tuple[Mapping[str, str], float]]]:
+        """Samples by counter, the labels beyond the common ones told apart; those of drafts only when speculating."""
+        reasons = [({"finished_reason": reason}, counts["finish", reason]) for reason in ("stop", "length", "abort")]
+        counters: Dict[str, List[Tuple[Mapping[str, str], float]]] = {
+            "prompt_tokens": [({}, counts["prompt"])], "generation_tokens": [({}, counts["tokens"])], "request_success": reasons}
+        if self.options.speculates:
+            positions = range(self.options.draft_length)
+            counters.update({
+                "spec_decode_num_drafts": [({}, counts["drafts"])], "spec_decode_num_draft_tokens": [({}, counts["drafted"])],
+                "spec_decode_num_accepted_tokens": [({}, counts["accepted"])],
+                "spec_decode_num_accepted_tokens_per_pos": [({"position": str(i)}, counts["position", i]) for i in positions]})
+        return counters
 
     def check(self, body: Mapping[str, Any]) -> None:
         if body.get("model") not in (None, DEMO_MODEL):
@@ -1303,72 +1311,60 @@ class VllmDialect(DemoDialect):
             sentence = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
             raise self.refusal(400, sentence, "BadRequestError", "max_tokens")
 
-    def too_long(self, tokens: int) -> DemoRefusal:
-        sentence = (f"This model's maximum context length is {self.options.context_tokens} tokens. However, your prompt "
-                    f"contains at least {tokens} input tokens. (parameter=input_tokens, value={tokens})")
-        return self.refusal(400, sentence, "BadRequestError", "input_tokens")
-
-    def chunks(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
-        events = []
-        ids = [toy_token_id(token) for token in emission.tokens] if request.body.get("return_token_ids") else None
-        if len(emission.tokens) == len(request.sequence.tokens):
-            prompt_ids = [toy_token_id(token) for token in request.sequence.prompt.tokens] if ids else None
-            opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-            events.append(self._chunk(request, [opening], prompt_token_ids=prompt_ids, prompt_text=None))
-        deltas = request.deltas(emission.tokens, merge=True)
-        logprobs = self._logprobs(request, emission.logprobs)
-        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None}
-                   for delta in deltas or [{"content": ""}]]
-        choices[-1].update(logprobs=logprobs, token_ids=ids)
-        if request.sequence.finish:
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        finish = request.sequence.finish
+        ids = self._ids(request, emission.tokens)
+        opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        prompt_ids = self._ids(request, request.sequence.prompt.tokens)
+        events = [self.chunk(request, [opening], prompt_token_ids=prompt_ids, prompt_text=None)] if emission.first else []
+        deltas = request.deltas(emission.tokens, merge=True) or ([{"content": ""}] if ids or finish else [])
+        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None} for delta in deltas]
+        if choices:
+            choices[-1].update(logprobs=self.logprobs(emission.logprobs), token_ids=ids)
+        if finish:
             choices[-1].update(finish_reason=request.finish_reason, stop_reason=None)
-        if deltas or ids or request.sequence.finish:
-            events += [self._chunk(request, [choice]) for choice in choices]
-        if request.sequence.finish and request.usage_wanted:
-            events.append(self._chunk(request, [], usage=request.usage, system_fingerprint=self.fingerprint,
-                                      **self._drafting(request.sequence)))
+        events += [self.chunk(request, [choice]) for choice in choices]
+        if finish and request.usage_wanted:
+            events.append(self.chunk(request, [], usage=request.usage, **self._account(request.sequence)))
         return events
 
-    def _drafting(self, sequence: DemoSequence) -> Dict[str, Any]:
-        if not self.options.speculates:
-            return {}
-        drafts = [(drafted, accepted) for drafted, accepted in sequence.verified if drafted]
-        taken = [accepted for _, accepted in drafts]
-        length = 1 + sum(taken) / len(drafts) if drafts else 0.0
-        rate = sum(taken) / sequence.drafted if sequence.drafted else 0.0
-        return {"metrics": {"speculative_decoding": {
-            "mean_acceptance_length": length, "draft_acceptance_rate": rate,
-            "acceptance_histogram": [taken.count(place) for place in range(self.options.draft_length + 1)],
-            "num_spec_steps": len(drafts), "num_accepted_draft_tokens": sum(taken), "num_draft_tokens": sequence.drafted,
-            "num_spec_tokens": self.options.draft_length}}}
+    def _ids(self, request: DemoRequest, tokens: Sequence[str]) -> Optional[List[int]]:
+        return list(map(toy_token_id, tokens)) if request.body.get("return_token_ids") else None
 
-    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob], accepted: Collection[int]) -> Mapping[str, Any]:
-        sequence, wanted = request.sequence, request.body.get("return_token_ids")
-        ids = [toy_token_id(token) for token in sequence.tokens] if wanted else None
-        prompt_ids = [toy_token_id(token) for token in sequence.prompt.tokens] if wanted else None
-        message = {"role": "assistant", **request.message(), "refusal": None, "reasoning": None}
-        choice = {"index": 0, "message": message, "logprobs": self._logprobs(request, logprobs),
-                  "finish_reason": request.finish_reason, "stop_reason": None, "token_ids": ids}
-        usage = {**request.usage, "prompt_tokens_details": None}
-        return {"id": f"chatcmpl-{request.id}", "object": "chat.completion", "created": request.created,
-                "model": DEMO_MODEL, "choices": [choice], "system_fingerprint": self.fingerprint, "usage": usage,
-                "prompt_token_ids": prompt_ids, "metrics": None, **self._drafting(sequence)}
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        whole = super().whole(request, logprobs)
+        whole["choices"][0].update(stop_reason=None, token_ids=self._ids(request, request.sequence.tokens))
+        whole["choices"][0]["message"].update(refusal=None, reasoning=None)
+        prompt_ids = self._ids(request, request.sequence.prompt.tokens)
+        return {**whole, "prompt_token_ids": prompt_ids, "metrics": None, **self._account(request.sequence)}
+
+    def _account(self, sequence: DemoSequence) -> Dict[str, Any]:
+        taken = [accepted for drafted, accepted in sequence.verified if drafted]    # passes without a draft do not count
+        fingerprint = {"system_fingerprint": f"vllm-{self.version}-demo"}
+        if not self.options.speculates:
+            return fingerprint
+        return {**fingerprint, "metrics": {"speculative_decoding": {
+            "mean_acceptance_length": 1 + sum(taken) / len(taken) if taken else 0.0,
+            "draft_acceptance_rate": sum(taken) / sequence.drafted if taken else 0.0,
+            "acceptance_histogram": [taken.count(place) for place in range(self.options.draft_length + 1)],
+            "num_spec_steps": len(taken), "num_accepted_draft_tokens": sum(taken), "num_draft_tokens": sequence.drafted,
+            "num_spec_tokens": self.options.draft_length}}}
 
 
 class SglangDialect(DemoDialect):
-    """SGLang: proposals counted as nominal, lengths over every pass, acceptance in a chunk of its own, a chatty server_info."""
+    """SGLang: nominal proposals, lengths over every pass, acceptance in a chunk of its own, a talkative server_info."""
 
     owner = "sglang"
-    version = "0.5.20"
     methods = {"ngram": "NGRAM", "lossy": "NGRAM", "suffix": "NGRAM", "draft": "STANDALONE"}
 
-    def pages(self) -> Mapping[str, Callable[[], Any]]:
+    def pages(self) -> Dict[str, Callable[[], Any]]:
+        model = {"model_path": "/models/toy-target", "served_model_name": DEMO_MODEL, "is_generation": True, "model_type": "toy"}
         return {**super().pages(), "/server_info": self.server_info, "/get_server_info": self.server_info,
-                "/model_info": self.model_info, "/get_model_info": self.model_info}
+                "/model_info": lambda: model, "/get_model_info": lambda: model}
 
     def server_info(self) -> Dict[str, Any]:
         """Every server argument; as in the real one a secret among them, which no client may keep."""
-        speculates, k = self.options.speculates, self.options.draft_length
+        k = self.options.draft_length if self.options.speculates else None
         return {"model_path": "/models/toy-target", "served_model_name": DEMO_MODEL, "dtype": "auto", "quantization": None,
                 "kv_cache_dtype": "auto", "context_length": self.options.context_tokens, "api_key": "demo-secret",
                 "admin_api_key": "demo-secret", "launch_command": "sglang serve --api-key demo-secret",
@@ -1376,71 +1372,63 @@ class SglangDialect(DemoDialect):
                 "enable_metrics": True, "enable_deterministic_inference": False, "attention_backend": "triton",
                 "speculative_algorithm": self.methods.get(self.options.drafter),
                 "speculative_draft_model_path": "/models/toy-draft" if self.options.drafter == "draft" else None,
-                "speculative_num_steps": k if speculates else None, "speculative_eagle_topk": 1 if speculates else None,
-                "speculative_num_draft_tokens": k + 1 if speculates else None, "status": "ready",
-                "max_total_num_tokens": self.options.context_tokens * self.options.slots, "internal_states": [],
-                "version": self.version}
+                "speculative_num_steps": k, "speculative_eagle_topk": k and 1, "speculative_num_draft_tokens": k and k + 1,
+                "max_total_num_tokens": self.options.context_tokens * self.options.slots, "version": "0.5.20"}
 
-    def model_info(self) -> Dict[str, Any]:
-        return {"model_path": "/models/toy-target", "served_model_name": DEMO_MODEL, "tokenizer_path": "/models/toy-target",
-                "is_generation": True, "weight_version": "default", "model_type": "toy"}
-
-    def metrics(self) -> List[Tuple[str, str, List[Tuple[Mapping[str, str], float]]]]:
-        counts = self.engine.counts
-        plain = {"engine_type": "unified", "model_name": DEMO_MODEL}
-        ranked = {**plain, "moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}
+    def metrics(self) -> Iterator[DemoSample]:
+        counts, plain = self.engine.counts, {"engine_type": "unified", "model_name": DEMO_MODEL}
         gauges = {"max_total_num_tokens": self.options.context_tokens * self.options.slots,
                   "context_len": self.options.context_tokens, "num_running_reqs": len(self.engine.active),
-                  "spec_accept_length": 0, "spec_accept_rate": 0,       # windows that no short run fills
-                  "spec_num_steps": self.options.draft_length if self.options.speculates else 0}
-        counters = {"prompt_tokens_total": "prompt", "generation_tokens_total": "tokens", "num_requests_total": "requests"}
-        series = [(f"sglang:{name}", "gauge", [(ranked, float(value))]) for name, value in gauges.items()]
-        for name, key in counters.items():
-            samples = [({"engine_type": "unified", "is_streaming": str(streamed).lower(), "model_name": DEMO_MODEL},
-                        float(counts[key, streamed])) for streamed in (False, True) if counts["requests", streamed]]
-            series.append((f"sglang:{name}", "counter", samples))
+                  "spec_accept_length": 0, "spec_accept_rate": 0}       # windows that no short run fills
+        for name, value in gauges.items():
+            yield DemoSample(f"sglang:{name}", "gauge", {**plain, "moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}, float(value))
+        for name, key in (("prompt_tokens", "prompt"), ("generation_tokens", "tokens"), ("num_requests", "requests")):
+            for streamed in filter(lambda streamed: counts["requests", streamed], (False, True)):
+                labels = {**plain, "is_streaming": str(streamed).lower()}
+                yield DemoSample(f"sglang:{name}_total", "counter", labels, float(counts[key, streamed]))
         if self.options.speculates and counts["requests"]:
-            series.append(("sglang:spec_verify_calls_total", "counter", [(plain, float(counts["passes"]))]))
-        return series
+            yield DemoSample("sglang:spec_verify_calls_total", "counter", plain, float(counts["passes"]))
 
-    def refusal(self, status: int, message: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
-        return DemoRefusal(status, {"object": "error", "message": message, "type": kind, "param": None, "code": status})
+    def refusal(self, status: int, sentence: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
+        return DemoRefusal(status, {"object": "error", "message": sentence, "type": kind, "param": None, "code": status})
 
     def check(self, body: Mapping[str, Any]) -> None:
         for name in ("return_token_ids", "return_meta_info"):
             if body.get("stream") and body.get(name):
                 raise self.refusal(400, f"{name} is not supported with streaming. Please set stream=false.", "BadRequest")
 
-    def too_long(self, tokens: int) -> DemoRefusal:
-        sentence = f"The input ({tokens} tokens) is longer than the model's context length ({self.options.context_tokens} tokens)."
-        return self.refusal(400, sentence, "BadRequestError")
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        def choice(delta: Mapping[str, Any], finish: Optional[str] = None, **more: Any) -> Dict[str, Any]:
+            return {**self.chunk(request, [{"index": 0, "delta": {"reasoning_content": None, **delta}, "logprobs": None,
+                                            "finish_reason": finish, **self._stopped(finish), **more}]), "id": request.id}
 
-    def chunks(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
-        events = []
-        if len(emission.tokens) == len(request.sequence.tokens):
-            events.append(self._choice(request, {"role": "assistant", "content": ""}))
-        logprobs = self._logprobs(request, emission.logprobs)
-        if logprobs and len(logprobs["content"]) > 1:       # as seen: one position's alternatives for the whole step
-            for entry in logprobs["content"]:
-                entry["top_logprobs"] = logprobs["content"][0]["top_logprobs"]
-        events += [self._choice(request, delta, logprobs=logprobs) for delta in request.deltas(emission.tokens, merge=True)]
+        events = [choice({"role": "assistant", "content": ""})] if emission.first else []
+        shown = [one._replace(top=emission.logprobs[0].top) for one in emission.logprobs]   # as seen: the first one's for all
+        events += [choice(delta, logprobs=self.logprobs(shown)) for delta in request.deltas(emission.tokens, merge=True)]
         if request.sequence.finish:
-            events.append(self._choice(request, {}, request.finish_reason))
-            account = self._drafting(request)
-            events += [self._chunk(request, [], usage=None, **account)] if account else []
-            events += [self._chunk(request, [], usage=self._usage(request))] if request.usage_wanted else []
+            account = self._account(request)
+            events.append(choice({}, request.finish_reason))
+            events += [self.chunk(request, [], usage=None, **account)] if account else []
+            events += [self.chunk(request, [], usage=self._usage(request))] if request.usage_wanted else []
         return events
 
-    def _choice(self, request: DemoRequest, delta: Mapping[str, Any], finish: Optional[str] = None,
-                logprobs: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
-        choice = {"index": 0, "delta": {"reasoning_content": None, **delta}, "logprobs": logprobs, "finish_reason": finish,
-                  "matched_stop": 2 if finish == "stop" else None}
-        return {**self._chunk(request, [choice]), "id": request.id}
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        whole = {**super().whole(request, logprobs), "id": request.id, "usage": self._usage(request)}
+        choice = whole["choices"][0]
+        choice.update(self._stopped(request.finish_reason))
+        choice["message"] = {"reasoning_content": None, "tool_calls": None, **choice["message"]}
+        if request.body.get("return_token_ids"):
+            choice["response_token_ids"] = list(map(toy_token_id, request.sequence.tokens))
+        return {**whole, "model": request.body.get("model") or DEMO_MODEL, **self._account(request)}
+
+    @staticmethod
+    def _stopped(finish: Optional[str]) -> Dict[str, Any]:
+        return {"matched_stop": toy_token_id(TOY_END) if finish == "stop" else None}
 
     def _usage(self, request: DemoRequest) -> Dict[str, Any]:
         return {**request.usage, "prompt_tokens_details": None, "reasoning_tokens": 0}
 
-    def _drafting(self, request: DemoRequest) -> Dict[str, Any]:
+    def _account(self, request: DemoRequest) -> Dict[str, Any]:
         taken = [accepted for _, accepted in request.sequence.verified]
         if not (request.body.get("return_spec_tokens_details") and self.options.speculates and taken):
             return {}
@@ -1452,22 +1440,10 @@ class SglangDialect(DemoDialect):
             "spec_correct_drafts_histogram": [taken.count(place) for place in range(max(taken) + 1)],
             "spec_cap_lens_histogram": []}}}
 
-    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob], accepted: Collection[int]) -> Mapping[str, Any]:
-        ids = request.body.get("return_token_ids")
-        message = {"role": "assistant", "reasoning_content": None, "tool_calls": None, **request.message()}
-        choice = {"index": 0, "message": message, "logprobs": self._logprobs(request, logprobs),
-                  "finish_reason": request.finish_reason,
-                  "matched_stop": 2 if request.finish_reason == "stop" else None,
-                  **({"response_token_ids": [toy_token_id(token) for token in request.sequence.tokens]} if ids else {})}
-        return {"id": request.id, "object": "chat.completion", "created": request.created,
-                "model": request.body.get("model") or DEMO_MODEL, "choices": [choice], "usage": self._usage(request),
-                "metadata": {"weight_version": "default"}, **self._drafting(request)}
-
-
-_DEMO_DIALECTS = {"llama.cpp": LlamaCppDialect, "vllm": VllmDialect, "sglang": SglangDialect}
-
 
 # ------------------------------------------------------------------------------------------- sockets and children (I/O)
+
+_DEMO_SPEAKERS = {"llama.cpp": LlamaCppDialect, "vllm": VllmDialect, "sglang": SglangDialect}
 
 
 def add_demo_server_options(parser: argparse.ArgumentParser) -> None:
@@ -1484,21 +1460,21 @@ def add_demo_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def demo_server(options: argparse.Namespace) -> int:
-    """Serve on loopback until stdin closes, the parent dies, or the process is ended. Exit status."""
+    """Serve on loopback until stdin closes (a terminal's does not count) or the process is ended. Exit status."""
     import asyncio
     engine = DemoEngine(DemoOptions(options.dialect, options.drafter, options.draft_length, options.slots, options.context,
                                     options.pass_ms / 1e3, rounding_nats=options.rounding))
     if sys.stdin is not None and not sys.stdin.isatty():
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        asyncio.run(_serve_demo(_DEMO_DIALECTS[options.dialect](engine), options.port))
+        asyncio.run(_serve_demo(_DEMO_SPEAKERS[options.dialect](engine), options.port))
     except KeyboardInterrupt:
         pass
     return 0
 
 
 def _end_with_stdin() -> None:
-    """A pipe from the parent closes when the parent closes it or dies, on every system; then so do we."""
+    """The pipe from our parent closes when the parent closes it or dies, on every system; then we end."""
     while sys.stdin.buffer.read(4096):
         pass
     os._exit(0)
@@ -1507,7 +1483,8 @@ def _end_with_stdin() -> None:
 async def _serve_demo(dialect: DemoDialect, port: int) -> None:
     import asyncio
     work = asyncio.Event()
-    server = await asyncio.start_server(lambda reader, writer: _serve_connection(dialect, work, reader, writer), "127.0.0.1", port)
+    server = await asyncio.start_server(
+        lambda reader, writer: _serve_connection(DemoConnection(dialect, work, reader, writer)), "127.0.0.1", port)
     print(server.sockets[0].getsockname()[1], flush=True)
     await _serve_steps(dialect.engine, work)
 
@@ -1523,94 +1500,69 @@ async def _serve_steps(engine: DemoEngine, work: asyncio.Event) -> None:
             await work.wait()
             due_s = time.perf_counter()
             continue
-        begun_s = due_s = max(due_s, time.perf_counter() - 0.05)
-        due_s += step.duration_s
+        begun_s = max(due_s, time.perf_counter() - 0.05)
+        due_s = begun_s + step.duration_s
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        for emission in step.emissions:
-            _deliver(engine, emission, begun_s, due_s)
+        engine.deliver(step, begun_s)
 
 
-def _deliver(engine: DemoEngine, emission: DemoEmission, begun_s: float, ended_s: float) -> None:
-    sequence = emission.sequence
-    if len(sequence.tokens) == len(emission.tokens):
-        sequence.started_s, sequence.first_s = begun_s, ended_s
-    sequence.last_s = ended_s
-    if sequence.finish:
-        engine.release(sequence)
-    sequence.heard(emission)
+class DemoConnection(NamedTuple):
+    """One client's connection, with whom it talks to."""
+
+    dialect: DemoDialect
+    work: asyncio.Event     # set: there is something to answer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has hung up."""
+        return self.writer.transport.is_closing() or self.reader.at_eof()
 
 
-async def _serve_connection(dialect: DemoDialect, work: asyncio.Event, reader: asyncio.StreamReader,
-                            writer: asyncio.StreamWriter) -> None:
+async def _serve_connection(connection: DemoConnection) -> None:
     """Answer one connection's requests in turn, until it closes."""
     import asyncio
     try:
         while True:
-            method, path, payload = await _read_request(reader)
-            await _answer(dialect, work, (method, path, payload), reader, writer)
+            head = (await connection.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            length = re.search(r"(?im)^content-length:\s*(\d+)", head)
+            payload = await connection.reader.readexactly(int(length[1])) if length else b""
+            method, target, _ = head.split(" ", 2)
+            await _answer(connection, method, target.partition("?")[0].rstrip("/"), payload)
+            await connection.writer.drain()
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
-        pass
+        pass        # it has closed, or does not speak HTTP
     finally:
-        writer.close()
+        connection.writer.close()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Tuple[str, str, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    method, target, _ = head.split(" ", 2)
-    length = re.search(r"(?im)^content-length:\s*(\d+)", head)
-    payload = await reader.readexactly(int(length[1])) if length else b""
-    return method, target.partition("?")[0], payload
-
-
-async def _answer(dialect: DemoDialect, work: asyncio.Event, asked: Tuple[str, str, bytes], reader: asyncio.StreamReader,
-                  writer: asyncio.StreamWriter) -> None:
-    method, path, payload = asked
+async def _answer(connection: DemoConnection, method: str, path: str, payload: bytes) -> None:
+    dialect = connection.dialect
     try:
-        if method == "POST" and path == "/v1/chat/completions":
-            await _answer_chat(dialect, work, dialect.read(payload), reader, writer)
-            return
-        page = dialect.pages().get(path.rstrip("/")) if method == "GET" else None
-        if page is None:
-            raise dialect.not_found(path)
-        status, body = 200, page()
+        if (method, path) == ("POST", "/v1/chat/completions"):
+            await _answer_chat(connection, dialect.read(payload))
+        elif method != "GET" or path not in dialect.pages():
+            raise dialect.not_found()
+        else:
+            connection.writer.write(_response(dialect, 200, dialect.pages()[path]()))
     except DemoRefusal as refusal:
-        status, body = refusal.status, refusal.body
-    writer.write(_response(dialect, status, body))
-    await writer.drain()
+        connection.writer.write(_response(dialect, refusal.status, refusal.body))
 
 
-def _response(dialect: DemoDialect, status: int, body: Any) -> bytes:
-    """A whole HTTP response: a text as it is, anything else as JSON."""
-    text = isinstance(body, str)
-    payload = (body if text else json.dumps(body, separators=(",", ":"))).encode()
-    kind = "text/plain; version=0.0.4; charset=utf-8" if text else "application/json"
-    return _response_head(dialect, status, kind, f"Content-Length: {len(payload)}") + payload
-
-
-def _response_head(dialect: DemoDialect, status: int, kind: str, framing: str) -> bytes:
-    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in dialect.headers.items()),
-             f"Content-Type: {kind}", framing]
-    return "\r\n".join(lines + ["", ""]).encode("latin-1")
-
-
-async def _answer_chat(dialect: DemoDialect, work: asyncio.Event, request: DemoRequest, reader: asyncio.StreamReader,
-                       writer: asyncio.StreamWriter) -> None:
+async def _answer_chat(connection: DemoConnection, request: DemoRequest) -> None:
     """Put the request into the engine and write what its steps yield, each step's chunks in one write."""
     import asyncio
+    dialect, writer = connection.dialect, connection.writer
     done = asyncio.Event()
     logprobs: List[DemoLogprob] = []
-    accepted: Set[int] = set()
 
     def hear(emission: DemoEmission) -> None:
-        if writer.transport.is_closing() or reader.at_eof():
-            dialect.engine.release(request.sequence)        # the client has gone
-            done.set()
-            return
-        start = len(request.sequence.tokens) - len(emission.tokens)
-        accepted.update(range(start, start + emission.accepted))
         logprobs.extend(emission.logprobs)
-        if request.streamed:
-            writer.write(b"".join(map(_event_chunk, dialect.chunks(request, emission))))
+        if request.streamed and not connection.gone:
+            writer.write(b"".join(_http_chunk(b"data: %b\n\n" % _json_bytes(event)) for event in dialect.events(request, emission)))
+        if connection.gone:
+            dialect.engine.release(request.sequence)
         if request.sequence.finish:
             done.set()
 
@@ -1618,21 +1570,32 @@ async def _answer_chat(dialect: DemoDialect, work: asyncio.Event, request: DemoR
     if request.streamed:
         writer.write(_response_head(dialect, 200, "text/event-stream; charset=utf-8", "Transfer-Encoding: chunked"))
     dialect.engine.waiting.append(request.sequence)
-    work.set()
+    connection.work.set()
     await done.wait()
-    if request.streamed:
-        writer.write(_http_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-    else:
-        writer.write(_response(dialect, 200, dialect.whole(request, logprobs, accepted)))
-    await writer.drain()
+    closing = _http_chunk(b"data: [DONE]\n\n") + _http_chunk(b"")
+    writer.write(closing if request.streamed else _response(dialect, 200, dialect.whole(request, logprobs)))
 
 
-def _event_chunk(event: Mapping[str, Any]) -> bytes:
-    return _http_chunk(b"data: " + json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
+def _response(dialect: DemoDialect, status: int, body: Any) -> bytes:
+    """A whole HTTP response: a text as it is, anything else as JSON."""
+    kind, payload = "application/json", _json_bytes(body)
+    if isinstance(body, str):
+        kind, payload = "text/plain; version=0.0.4; charset=utf-8", body.encode()
+    return _response_head(dialect, status, kind, f"Content-Length: {len(payload)}") + payload
+
+
+def _response_head(dialect: DemoDialect, status: int, kind: str, framing: str) -> bytes:
+    reason = {200: "OK", 400: "Bad Request", 404: "Not Found"}[status]
+    headers = [f"{name}: {value}" for name, value in dialect.headers.items()]
+    return "\r\n".join([f"HTTP/1.1 {status} {reason}", *headers, f"Content-Type: {kind}", framing, "", ""]).encode("latin-1")
 
 
 def _http_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _json_bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -1653,7 +1616,7 @@ class DemoServer:
 
 def start_demo_server(dialect: str = "llama.cpp", drafter: str = "none", flags: Sequence[str] = (),
                       program: Sequence[str] = ()) -> DemoServer:
-    """A demo server that is ready to be asked. `flags`: further ones of the verb; `program`: what is run in our place."""
+    """A demo server that is ready to be asked. `flags`: further ones of the verb; `program`: what is run in its place."""
     import subprocess
     command = [*(program or (sys.executable, os.path.abspath(__file__), "demo-server")),
                "--dialect", dialect, "--drafter", drafter, *flags]
@@ -1662,13 +1625,12 @@ def start_demo_server(dialect: str = "llama.cpp", drafter: str = "none", flags: 
     if os.name == "nt":
         apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)
-    port = process.stdout.readline().strip()
+    port = process.stdout.readline().strip().decode()
+    server = DemoServer(f"http://127.0.0.1:{port}/v1", dialect, drafter, process)
     if not port.isdigit():
-        process.kill()
-        process.wait()
-        raise MeasureError(f"the demo server did not start (exit status {process.returncode})",
-                           "run the verb demo-server by hand to see why")
-    return DemoServer(f"http://127.0.0.1:{int(port)}/v1", dialect, drafter, process)
+        stop_demo_server(server)
+        raise MeasureError(f"a demo server did not start (exit status {process.returncode})", "run demo-server by hand to see why")
+    return server
 
 
 def stop_demo_server(server: DemoServer) -> None:
