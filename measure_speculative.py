@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
 import math
+import re
 import sys
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -279,6 +281,7 @@ class Difference:
     other_tail: str
     detail: str = ""                # in words: "tail repeats (period 13)", "13 surplus bytes; stop -> length", ...
     margin_nats: Optional[float] = None     # how far the other's token lies below the baseline's own choice
+    finish_reasons: Tuple[Optional[str], Optional[str]] = (None, None)  # the baseline's, the other's
 
 
 @dataclass(frozen=True)
@@ -394,6 +397,405 @@ class Run:
 # ======================================================================================================================
 #
 # Same bytes? Where do they first differ? What kind of difference?
+
+CHANNELS = ("reasoning", "content", "tool_calls")   # in the order in which a model writes them
+TAIL_CHARS = 60
+
+# Marks that steer a chat template: a reader never sees one of them unless something has gone wrong.
+SPECIAL_TOKEN = re.compile(r"<\|[\w/-]{1,40}\|>|</s>|\[/?INST\]|<(?:start|end)_of_turn>|<(?:eos|bos|pad|unk)>|</?think>"
+                           r"|</?tool_calls?>")
+LOOP_COPIES = 4         # a tail of fewer copies is emphasis or a refrain
+LOOP_CHARS = 40         # "........" under a heading is no loop
+LOOP_PROBE_CHARS = 16   # a loop is looked for where the last 16 characters stand once more
+PASSAGE_WORDS = 4       # the shortest passage by which another prompt's answer is recognised
+PASSAGE_LETTERS = 15    # "No, it is not" is four words, and everybody's
+# Words; scripts that are written without blanks count each character as one.
+WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
+
+Passages = Mapping[Tuple[str, ...], Optional[str]]
+
+
+def channel_text(reply: Reply, channel: str) -> Optional[str]:
+    """One channel's text as it is compared; tool calls as one line `name(arguments)` each. None: it was not kept."""
+    if channel == "tool_calls":
+        calls = reply.tool_calls
+        return None if calls is None else "\n".join(f"{call.name}({call.arguments})" for call in calls)
+    return reply.content if channel == "content" else reply.reasoning
+
+
+def text_bytes(text: str) -> bytes:
+    """The bytes that came from the server: UTF-8, and what was no UTF-8 as it was."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:      # half of a surrogate pair, escaped in the server's JSON
+        return text.encode("utf-8", "surrogatepass")
+
+
+def digest_of(text: str) -> Dict[str, Any]:
+    """What stands for a channel's text that is not kept: its SHA-256 and its length in bytes and characters."""
+    data = text_bytes(text)
+    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "chars": len(text)}
+
+
+def common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many leading items two strings (or tuples) share. Halves slices, so a megabyte costs about a megabyte."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:       # all before `low` is equal; a difference lies before `high`
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def incomparable(baseline: Reply, other: Reply) -> Optional[str]:
+    """Why two answers cannot be held against each other; None: they can.
+
+    Two empty answers prove nothing. Two that ran out of tokens while thinking are compared by their reasoning.
+    """
+    for reply, name in ((baseline, BASELINE), (other, "other")):
+        if not reply.ok:
+            return f"{name} failed: {reply.error}"
+    if _is_empty(baseline) and _is_empty(other):
+        return "both answers are empty: nothing to compare"
+    return None
+
+
+def _is_empty(reply: Reply) -> bool:
+    return not any(_channel_digest(reply, channel)["bytes"] for channel in CHANNELS)
+
+
+def _texts_kept(*replies: Reply) -> bool:
+    return all(channel_text(reply, channel) is not None for reply in replies for channel in CHANNELS)
+
+
+def _channel_digest(reply: Reply, channel: str) -> Mapping[str, Any]:
+    """A channel's digest, from its text or as it was kept; a channel without either was empty."""
+    text = channel_text(reply, channel)
+    if text is None and reply.digests and channel in reply.digests:
+        return reply.digests[channel]
+    return digest_of(text or "")
+
+
+def differ(baseline: Reply, other: Reply, others_baselines: Sequence[Reply] = ()) -> Optional[Difference]:
+    """Where and how `other` parts from the baseline's answer to the same prompt. None: not at all, byte for byte.
+
+    `others_baselines` are the baseline's answers to other prompts: with them, text that belongs to another request is
+    recognised. Whether the two can be compared at all is `incomparable`'s question.
+    """
+    if _same(baseline, other):
+        return None
+    return _difference(baseline, other, passages_of(others_baselines))
+
+
+def _same(baseline: Reply, other: Reply) -> bool:
+    if _texts_kept(baseline, other):
+        return all(channel_text(baseline, channel) == channel_text(other, channel) for channel in CHANNELS)
+    return all(_channel_digest(baseline, channel)["sha256"] == _channel_digest(other, channel)["sha256"]
+               for channel in CHANNELS)
+
+
+def _difference(baseline: Reply, other: Reply, passages: Passages) -> Difference:
+    if not _texts_kept(baseline, other):
+        return _difference_of_digests(baseline, other)
+    channel = next(name for name in CHANNELS if channel_text(baseline, name) != channel_text(other, name))
+    here, there = channel_text(baseline, channel) or "", channel_text(other, channel) or ""
+    at = common_prefix(here, there)
+    kind, detail = _kind(baseline, other, channel, at, passages)
+    return Difference(
+        prompt_id=baseline.prompt_id, repeat=baseline.repeat, kind=kind, channel=channel,
+        first_byte=len(text_bytes(here[:at])) + common_prefix(text_bytes(here[at:at + 1]), text_bytes(there[at:at + 1])),
+        first_char=at, prefix_share=_prefix_share(baseline, channel, at),
+        baseline_tail=here[at:at + TAIL_CHARS], other_tail=there[at:at + TAIL_CHARS],
+        detail="; ".join(filter(None, [detail, _token_detail(baseline, other), _finish_detail(baseline, other)])),
+        finish_reasons=(baseline.finish_reason, other.finish_reason))
+
+
+def _difference_of_digests(baseline: Reply, other: Reply) -> Difference:
+    channel = next(name for name in CHANNELS
+                   if _channel_digest(baseline, name)["sha256"] != _channel_digest(other, name)["sha256"])
+    kind = "empty" if _is_empty(baseline) or _is_empty(other) else "fork"
+    return Difference(prompt_id=baseline.prompt_id, repeat=baseline.repeat, kind=kind, channel=channel, first_byte=None,
+                      first_char=None, prefix_share=0.0, baseline_tail="", other_tail="",
+                      detail="; ".join(filter(None, ["the texts were not kept: only that they differ is known",
+                                                     _finish_detail(baseline, other)])),
+                      finish_reasons=(baseline.finish_reason, other.finish_reason))
+
+
+def _prefix_share(baseline: Reply, channel: str, at: int) -> float:
+    """Share of the baseline's characters, all channels in the order of writing, before the first difference."""
+    lengths = {name: len(channel_text(baseline, name) or "") for name in CHANNELS}
+    before = sum(lengths[name] for name in CHANNELS[:CHANNELS.index(channel)])
+    total = sum(lengths.values())
+    return (before + at) / total if total else 0.0
+
+
+def _token_detail(baseline: Reply, other: Reply) -> str:
+    if baseline.token_ids is None or other.token_ids is None:
+        return ""
+    return f"token {common_prefix(baseline.token_ids, other.token_ids) + 1}"
+
+
+def _finish_detail(baseline: Reply, other: Reply) -> str:
+    """`stop -> length, 27 -> 512 tokens`, where the two ends differ."""
+    parts = []
+    if baseline.finish_reason != other.finish_reason:
+        parts.append(f"{baseline.finish_reason} -> {other.finish_reason}")
+        if None not in (baseline.completion_tokens, other.completion_tokens):
+            parts.append(f"{baseline.completion_tokens} -> {other.completion_tokens} tokens")
+    return ", ".join(parts)
+
+
+def _kind(baseline: Reply, other: Reply, channel: str, at: int, passages: Passages) -> Tuple[str, str]:
+    """What happened, and in words. The most telling kind first: a leaked mark is also a fork."""
+    here, there = channel_text(baseline, channel) or "", channel_text(other, channel) or ""
+    if _is_empty(other) or _is_empty(baseline):
+        return "empty", "the other answer is empty" if _is_empty(other) else "the baseline's answer is empty"
+    mark = _leaked_mark(baseline, other)
+    if mark:
+        return "special tokens", f"{mark} in the text"
+    if _arguments_lost(baseline, other):
+        return "lost arguments", "a tool call's arguments are missing or no longer parse"
+    if not here or not there:
+        return "channel", f"{channel} only from the {'other' if there else 'baseline'}"
+    loop = tail_loop(there)
+    if loop and not tail_loop(here) and loop.unit * 3 not in here:
+        return "loop", f"tail repeats (period {len(loop.unit)}), {loop.copies} copies"
+    owner = _owner_of(there[_word_start(there, at):], baseline, passages)
+    if owner:
+        return "foreign text", f"as in the baseline's answer to {owner}"
+    if at == len(here):
+        return _kind_past_the_end(baseline, len(text_bytes(there[at:])))
+    if at == len(there) and other.finish_reason != "length":
+        return "surplus", f"ends {len(text_bytes(here[at:]))} bytes before the baseline"
+    return "fork", _splice_detail(here, there, at)
+
+
+def _kind_past_the_end(baseline: Reply, surplus_bytes: int) -> Tuple[str, str]:
+    if baseline.finish_reason == "length":      # no stop was passed: the baseline was cut
+        return "fork", f"{surplus_bytes} bytes more; the baseline was cut by its token limit"
+    return "surplus", f"{surplus_bytes} surplus bytes: continues past the stop"
+
+
+def _splice_detail(here: str, there: str, at: int) -> str:
+    """A piece dropped, doubled or put in, where all before and behind it is the same."""
+    short, long = (there, here) if len(there) < len(here) else (here, there)
+    piece = long[at:at + len(long) - len(short)]
+    if not piece or long[at + len(piece):] != short[at:]:
+        return ""
+    if long is here:
+        return f"only {piece[:TAIL_CHARS]!r} is missing"
+    return f"only {piece[:TAIL_CHARS]!r} is {'doubled' if there[:at].endswith(piece) else 'put in'}"
+
+
+def _leaked_mark(baseline: Reply, other: Reply) -> Optional[str]:
+    """The first template mark in the other's text that the baseline's text does not have."""
+    for channel in CHANNELS:
+        there = channel_text(other, channel) or ""
+        if "<" in there or "[" in there:
+            known = set(SPECIAL_TOKEN.findall(channel_text(baseline, channel) or ""))
+            leaked = next((mark for mark in SPECIAL_TOKEN.findall(there) if mark not in known), None)
+            if leaked:
+                return leaked
+    return None
+
+
+def _arguments_lost(baseline: Reply, other: Reply) -> bool:
+    """Whether a call that both make has arguments that parse at the baseline's and do not at the other's.
+
+    An answer cut by the token limit loses arguments honestly.
+    """
+    if other.finish_reason == "length":
+        return False
+    return any(ours.name == theirs.name and ours.arguments.strip() not in ("", "{}")
+               and _json_object(ours.arguments) is not None and _json_object(theirs.arguments) is None
+               for ours, theirs in zip(baseline.tool_calls or (), other.tool_calls or ()))
+
+
+def _json_object(text: str) -> Optional[Dict[str, Any]]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class Loop(NamedTuple):
+    """A tail that repeats: its smallest unit, and how many whole copies of it end the text."""
+
+    unit: str
+    copies: int
+
+
+def tail_loop(text: str) -> Optional[Loop]:
+    """The unit that a text's end repeats at least 4 times over at least 40 characters. None: its end is no loop."""
+    probe = text[-LOOP_PROBE_CHARS:]
+    end = len(text) - 1
+    for _ in range(8):      # a unit may hold its own last 16 characters twice: then the next place is the period
+        place = text.rfind(probe, 0, end)
+        if place < 0:
+            return None
+        period = len(text) - len(probe) - place
+        length = period + _common_suffix(text, text[:-period])
+        if length >= max(LOOP_COPIES * period, LOOP_CHARS):
+            return Loop(text[-period:], length // period)
+        end = place + len(probe) - 1
+    return None
+
+
+def _common_suffix(one: str, other: str) -> int:
+    return common_prefix(one[::-1], other[::-1])
+
+
+def passages_of(replies: Iterable[Reply]) -> Passages:
+    """Every run of four words in these answers, with the one prompt whose answer has it; None: several have it."""
+    owners: Dict[Tuple[str, ...], Optional[str]] = {}
+    for reply in replies:
+        for passage in _passages(_words_of(reply)):
+            if owners.setdefault(passage, reply.prompt_id) != reply.prompt_id:
+                owners[passage] = None
+    return owners
+
+
+def _passages(words: Sequence[str]) -> Iterator[Tuple[str, ...]]:
+    return zip(*(words[start:] for start in range(PASSAGE_WORDS)))
+
+
+def _words_of(reply: Reply) -> List[str]:
+    return WORD.findall("\n".join(channel_text(reply, channel) or "" for channel in CHANNELS))
+
+
+def _word_start(text: str, at: int) -> int:
+    while at > 0 and text[at - 1].isalnum():
+        at -= 1
+    return at
+
+
+def _owner_of(tail: str, baseline: Reply, passages: Passages) -> Optional[str]:
+    """The prompt whose baseline answer most of this tail is taken from, none of it being in the prompt's own answer."""
+    if not passages:
+        return None
+    words = WORD.findall(tail)
+    own = set(_passages(_words_of(baseline)))
+    taken: Dict[str, set] = {}
+    for place, passage in enumerate(_passages(words)):
+        owner = passages.get(passage)
+        if owner is not None and owner != baseline.prompt_id and passage not in own:
+            taken.setdefault(owner, set()).update(range(place, place + PASSAGE_WORDS))
+    owner = max(taken, key=lambda name: len(taken[name]), default=None)
+    if owner is None:
+        return None
+    letters = sum(len(words[place]) for place in taken[owner])
+    most = 2 * len(taken[owner]) > len(words) or len(taken[owner]) >= 5 * PASSAGE_WORDS
+    return owner if most and letters >= PASSAGE_LETTERS else None
+
+
+def agree(baseline: Pass, other: Pass) -> Agreement:
+    """How far two passes agree: answers paired by prompt and repeat, never by position."""
+    ours = {(reply.prompt_id, reply.repeat): reply for reply in baseline.replies}
+    theirs = {(reply.prompt_id, reply.repeat): reply for reply in other.replies}
+    left_out = [(key[0], f"no answer from {name}") for side, facing, name in (
+        (ours, theirs, other.server), (theirs, ours, baseline.server)) for key in side if key not in facing]
+    differences, shares, identical = [], [], 0
+    passages: Optional[Passages] = None
+    for key in (key for key in ours if key in theirs):
+        reason = incomparable(ours[key], theirs[key])
+        if reason:
+            left_out.append((key[0], reason))
+            continue
+        if _same(ours[key], theirs[key]):
+            identical += 1
+            shares.append((*key, 1.0))
+            continue
+        passages = passages_of(baseline.completed) if passages is None else passages
+        differences.append(_difference(ours[key], theirs[key], passages))
+        shares.append((*key, differences[-1].prefix_share))
+    where_known = all(difference.first_char is not None for difference in differences)
+    return Agreement(pairs=len(shares), identical=identical,
+                     prefix_agreement=sum(share for *_, share in shares) / len(shares) if shares and where_known else None,
+                     differences=tuple(differences), incomparable=tuple(left_out),
+                     prefix_shares=tuple(shares) if where_known else ())
+
+
+# --- Task accuracy
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\$?\.\d+")
+
+
+def grade(prompt: Prompt, reply: Reply) -> Optional[bool]:
+    """Whether an answer is right. None: it cannot be graded (no answer known, a failed request, texts not kept).
+
+    A number is right when it is the last one in the text, as GSM8K is graded (arXiv 2110.14168); for closed questions,
+    which are answered in a sentence, anywhere in it. Words are right as a whole word or phrase, in any case. A tool call is
+    right when the first call names the function and brings a JSON object with the keys that the tool requires.
+    """
+    if not reply.ok or prompt.answer is None:
+        return None
+    if isinstance(prompt.answer, Mapping):
+        return _grade_call(prompt, reply)
+    if reply.content is None:
+        return None
+    wanted = prompt.answer if isinstance(prompt.answer, (list, tuple)) else [prompt.answer]
+    anywhere = "closed" in (prompt.workload, prompt.category)
+    return any(_says(reply.content, str(one), anywhere) for one in wanted)
+
+
+def _says(text: str, wanted: str, anywhere: bool) -> bool:
+    number = _number(wanted)
+    if number is None:
+        phrase = r"\s+".join(re.escape(word) for word in wanted.split())
+        return bool(phrase) and re.search(rf"(?<!\w){phrase}(?!\w)", text, re.IGNORECASE) is not None
+    found = _numbers(text.rpartition("####")[2])
+    return any(_close(number, one) for one in (found if anywhere else found[-1:]))
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def _numbers(text: str) -> List[float]:
+    """The numbers in a text: 1,234 and $5 and -3.50 and LaTeX's 1{,}000; a full stop behind one is not part of it."""
+    plain = text.replace("{,}", ",").replace("\\$", "$").replace("−", "-")
+    return [float(found.replace("$", "").replace(",", "")) for found in NUMBER.findall(plain)]
+
+
+def _number(text: str) -> Optional[float]:
+    found = _numbers(text)
+    bare = re.fullmatch(r"[-+$\s\d.,{}\\−%]+", text)
+    return found[0] if bare and len(found) == 1 else None
+
+
+def _grade_call(prompt: Prompt, reply: Reply) -> Optional[bool]:
+    if reply.tool_calls is None or "function" not in prompt.answer:
+        return None
+    if not reply.tool_calls or reply.tool_calls[0].name != prompt.answer["function"]:
+        return False
+    arguments = _json_object(reply.tool_calls[0].arguments)
+    return arguments is not None and all(key in arguments for key in _required_keys(prompt))
+
+
+def _required_keys(prompt: Prompt) -> Sequence[str]:
+    for tool in prompt.tools or ():
+        function = tool.get("function", tool)
+        if function.get("name") == prompt.answer["function"]:
+            return (function.get("parameters") or {}).get("required") or ()
+    return ()
+
+
+def grades(prompts: Mapping[str, Prompt], replies: Iterable[Reply]) -> Dict[Tuple[str, int], bool]:
+    """Right or wrong, by prompt id and repeat, of every reply that can be graded."""
+    marks = {(reply.prompt_id, reply.repeat): grade(prompts[reply.prompt_id], reply)
+             for reply in replies if reply.prompt_id in prompts}
+    return {key: mark for key, mark in marks.items() if mark is not None}
+
+
+def accuracy(prompts: Mapping[str, Prompt], replies: Iterable[Reply]) -> Optional[Tuple[int, int]]:
+    """(correct, of) over the replies that can be graded; None: none can."""
+    marks = grades(prompts, replies)
+    return (sum(marks.values()), len(marks)) if marks else None
 
 
 @dataclass(frozen=True)
