@@ -1386,6 +1386,170 @@ def _verdict_counts(cells: Sequence[ResultCell]) -> Optional[str]:
     return "; ".join(word if len(words) == 1 else f"{count} × {word}" for word, count in counts.items()) or None
 
 
+# --- A spreadsheet -----------------------------------------------------------------------------------------------------
+#
+# One row a result cell, the baseline and the configuration side by side. The order is stable and new columns join at the
+# end. Units are in the names (_s seconds, _tokens_per_s), shares are 0..1, what was not measured is empty.
+
+_SIDE_COLUMNS = (   # of each server: the column's name after 'baseline_' or 'speculative_', and its place in the record
+    ("engine", ("engine",)), ("engine_version", ("engine_version",)), ("requests", ("requests",)),
+    ("completed", ("completed",)), ("failed", ("failed",)), ("wall_s", ("wall_s",)), ("output_tokens", ("output_tokens",)),
+    ("output_tokens_per_s", ("output_tokens_per_s",)), ("decode_mean_tokens_per_s", ("decode_tokens_per_s", "mean")),
+    ("decode_p50_tokens_per_s", ("decode_tokens_per_s", "p50")), ("ttft_p50_s", ("ttft_s", "p50")),
+    ("ttft_p99_s", ("ttft_s", "p99")), ("tpot_p50_s", ("tpot_s", "p50")), ("tpot_p99_s", ("tpot_s", "p99")),
+    ("latency_p50_s", ("latency_s", "p50")), ("latency_mean_s", ("latency_s", "mean")), ("latency_max_s", ("latency_s", "max")),
+    ("accuracy_correct", ("accuracy", "correct")), ("accuracy_of", ("accuracy", "of")),
+    ("context_tokens", ("server", "context_tokens")), ("slots", ("server", "slots")),
+    ("kv_cache_tokens", ("server", "kv_cache_tokens")), ("interrupted", ("interrupted",)), ("run_file", ("run_file",)))
+_DRAFT_COLUMNS = (
+    ("method", ("server", "speculation", "method")), ("draft_length", ("server", "speculation", "draft_tokens")),
+    ("drafts", ("acceptance", "drafts")), ("draft_tokens", ("acceptance", "draft_tokens")),
+    ("accepted_tokens", ("acceptance", "accepted_tokens")), ("accept_rate", ("acceptance", "acceptance_rate")),
+    ("accept_len_incl_bonus", ("acceptance", "acceptance_length")),
+    ("tokens_per_target_pass", ("acceptance", "tokens_per_target_pass")),
+    ("acceptance_source", ("acceptance", "source")), ("acceptance_missing", ("acceptance", "missing")))
+_COMPARED_COLUMNS = (
+    ("throughput_ratio_low", ("throughput_ratio", "low")), ("throughput_ratio_high", ("throughput_ratio", "high")),
+    ("decode_ratio", ("decode_ratio", "value")), ("decode_ratio_low", ("decode_ratio", "low")),
+    ("decode_ratio_high", ("decode_ratio", "high")), ("ratio_pairs", ("decode_ratio", "pairs")),
+    ("self_ratio", ("self_ratio", "value")), ("compared", ("text_comparison", "compared")),
+    ("identical", ("text_comparison", "identical")), ("divergent", ("text_comparison", "divergent")),
+    ("prefix_agreement", ("prefix_agreement",)), ("noise_floor_exact_match", ("noise_floor", "exact_match")),
+    ("noise_floor_prefix_agreement", ("noise_floor", "prefix_agreement")),
+    ("noise_floor_concurrency", ("noise_floor", "concurrency")), ("ruler_p99_nats", ("ruler", "p99_nats")),
+    ("smallest_detectable_change", ("smallest_detectable_change",)), ("verdict_speed", ("verdict", "speed")),
+    ("verdict_answers", ("verdict", "answers")), ("step_cost", ("break_even", "step_cost", "value")),
+    ("draft_cost", ("break_even", "draft_cost", "value")),
+    ("break_even_acceptance", ("break_even", "break_even_acceptance")),
+    ("best_draft_length", ("break_even", "best_draft_length")), ("best_speedup", ("break_even", "best_speedup")),
+    ("crossover_concurrency", ("break_even", "crossover", "concurrency")),
+    ("kv_cache_tokens_lost", ("break_even", "kv_cache_tokens_lost")))
+_NEWEST_COLUMNS = (("recorded_at", ("recorded_at",)), ("model", ("model",)), ("prompts_sha256", ("prompts_sha256",)),
+                   ("tool_version", ("tool_version",)))
+_ASKED_COLUMNS = (("track", ("track",)), ("max_tokens", ("max_tokens",)), ("repeats", ("repeats",)),
+                  ("prompt_count", ("prompt_count",)))
+
+CSV_COLUMNS = (
+    "run", "workload", "configuration", "concurrency", *(name for name, _ in _NEWEST_COLUMNS + _ASKED_COLUMNS),
+    *(f"baseline_{name}" for name, _ in _SIDE_COLUMNS), *(f"speculative_{name}" for name, _ in _SIDE_COLUMNS),
+    *(name for name, _ in _DRAFT_COLUMNS), "throughput_ratio", "exact_match", *(name for name, _ in _COMPARED_COLUMNS),
+    "caveats")
+
+
+def csv_text(records: Iterable[Record], decimal_comma: bool = False, bom: bool = False) -> str:
+    """One row a result cell (workload, configuration, level) as RFC 4180 text, columns as in CSV_COLUMNS."""
+    rows = tuple(_csv_row(cell) for cell in result_cells(records))
+    return table_csv(Table("", tuple(map(Column, CSV_COLUMNS)), rows), decimal_comma, bom)
+
+
+def _csv_row(cell: ResultCell) -> Tuple[Cell, ...]:
+    asked = cell.speculative or cell.baseline
+    row: List[Cell] = [cell.run, cell.workload, cell.configuration or None, cell.concurrency]
+    row += _picked(cell.newest, _NEWEST_COLUMNS) + _picked(asked, _ASKED_COLUMNS)
+    row += _picked(_with_throughput(cell.baseline, cell.baseline_tokens_per_s), _SIDE_COLUMNS)
+    row += _picked(_with_throughput(cell.speculative, cell.speculative_tokens_per_s), _SIDE_COLUMNS)
+    row += _picked(cell.speculative, _DRAFT_COLUMNS) + [cell.throughput_ratio, cell.exact_match]
+    caveats = [text_at(caveat, "sentence") for record in (cell.baseline, cell.speculative, cell.comparison)
+               for caveat in list_at(record, "caveats")]
+    return tuple(row + _picked(cell.comparison, _COMPARED_COLUMNS) + [" ".join(_known(caveats)) or None])
+
+
+def _with_throughput(record: Record, tokens_per_s: Optional[float]) -> Record:
+    """The pass, its throughput told by the comparison where the pass itself is in another notebook."""
+    return {**record, "output_tokens_per_s": tokens_per_s}
+
+
+def _picked(record: Record, columns: Sequence[Tuple[str, Tuple[str, ...]]]) -> List[Cell]:
+    values = [value_at(record, *path) for _, path in columns]
+    return [value if isinstance(value, (str, int, float)) and value != "" else None for value in values]
+
+
+REQUEST_COLUMNS = (
+    "run", "started_at", "server", "engine", "engine_version", "model", "workload", "category", "concurrency", "purpose",
+    "prompt_id", "repeat", "ok", "error", "finish_reason", "sent_s", "connect_s", "ttft_s", "first_answer_at_s", "tpot_s",
+    "e2el_s", "decode_tokens_per_s", "chunks", "prompt_tokens", "cached_tokens", "completion_tokens", "token_source",
+    "drafts", "draft_tokens", "accepted_tokens", "answer_chars", "reasoning_chars", "tool_calls", "run_file")
+
+
+def requests_csv(runs: Iterable[Run], decimal_comma: bool = False, bom: bool = False) -> str:
+    """One row a request as RFC 4180 text, columns as in REQUEST_COLUMNS; no text of an answer is in it."""
+    rows = tuple(_request_row(run, each, reply) for run in runs for each in run.passes for reply in each.replies)
+    return table_csv(Table("", tuple(map(Column, REQUEST_COLUMNS)), rows), decimal_comma, bom)
+
+
+def _request_row(run: Run, of: Pass, reply: Reply) -> Tuple[Cell, ...]:
+    server, prompt, drafted = run.servers.get(of.server), run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
+    return (run.label, run.started_at, of.server, server and server.engine, server and server.version,
+            server and server.model, of.workload, prompt and prompt.category, of.concurrency, of.purpose,
+            reply.prompt_id, reply.repeat, reply.ok, reply.error, reply.finish_reason, reply.sent_s, reply.connected_s,
+            reply.ttft_s, reply.first_answer_s, reply.tpot_s, reply.e2el_s, reply.decode_tokens_per_s,
+            len(reply.chunk_at_s), reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.token_source,
+            drafted.drafts, drafted.draft_tokens, drafted.accepted_tokens, _length(reply.content),
+            _length(reply.reasoning), _length(reply.tool_calls), run.path or None)
+
+
+def _length(text: Optional[Sequence[Any]]) -> Optional[int]:
+    return None if text is None else len(text)
+
+
+# --- The tutorial's summary --------------------------------------------------------------------------------------------
+
+
+def export_json(records: Iterable[Record]) -> Dict[str, Any]:
+    """The latest results in the shape of the tutorial's summary: for each workload a row a configuration, baseline first.
+
+    Levels are keys of JSON objects, hence text. Shares are 0..1, null is "not measured".
+    """
+    cells = latest_cells(result_cells(records))
+    named = _known(cell.configuration for cell in cells)
+    return {"schema": SCHEMA, "model": text_at(cells[0].newest, "model") if cells else None,
+            "configs": [BASELINE, *named] if any(cell.baseline for cell in cells) else named,
+            "concurrencies": _levels(cells),
+            "workloads": {workload: _workload_summary([cell for cell in cells if cell.workload == workload])
+                          for workload in _known(cell.workload for cell in cells)}}
+
+
+def _workload_summary(cells: Sequence[ResultCell]) -> Dict[str, Any]:
+    lowest = _levels(cells)[0]
+    floor = _first_known(*[value_at(cell.comparison, "noise_floor") for cell in cells if cell.concurrency == lowest])
+    baseline = {cell.concurrency: cell.baseline for cell in cells if cell.baseline}
+    rows = [_baseline_summary(cells, baseline)] if baseline else []
+    rows += [_row_summary(name, by_level) for name, by_level in _by_configuration(cells).items() if name]
+    return {"noise_floor_exact_match": number_at(floor or {}, "exact_match"),
+            "noise_floor_prefix_agreement": number_at(floor or {}, "prefix_agreement"), "rows": rows}
+
+
+def _baseline_summary(cells: Sequence[ResultCell], by_level: Mapping[int, Record]) -> Dict[str, Any]:
+    accuracy = _first_known(value_at(by_level[min(by_level)], "accuracy"),
+                            *[value_at(cell.comparison, "baseline_accuracy") for cell in cells])
+    throughput = {str(level): number_at(record, "output_tokens_per_s") for level, record in sorted(by_level.items())}
+    return {"config": BASELINE, "acceptance_length": None, "speedup": {level: 1.0 for level in throughput},
+            "throughput_tok_s": throughput, **_lowest_times(by_level[min(by_level)]), "exact_match": None,
+            "prefix_agreement": None, "gsm8k_accuracy": _share(accuracy)}
+
+
+def _row_summary(name: str, by_level: Mapping[int, ResultCell]) -> Dict[str, Any]:
+    lowest = by_level[min(by_level)]
+    ordered = sorted(by_level.items())
+    accuracy = _first_known(value_at(lowest.comparison, "speculative_accuracy"), value_at(lowest.speculative, "accuracy"))
+    return {"config": name, "acceptance_length": lowest.acceptance_length,
+            "speedup": {str(level): cell.speedup for level, cell in ordered},
+            "throughput_tok_s": {str(level): cell.speculative_tokens_per_s for level, cell in ordered},
+            **_lowest_times(lowest.speculative), "exact_match": lowest.exact_match,
+            "prefix_agreement": number_at(lowest.comparison, "prefix_agreement"), "gsm8k_accuracy": _share(accuracy)}
+
+
+def _lowest_times(record: Record) -> Dict[str, Optional[float]]:
+    tpot_s = number_at(record, "tpot_s", "p50")
+    return {"tpot_p50_ms": None if tpot_s is None else tpot_s * 1000, "ttft_p50_s": number_at(record, "ttft_s", "p50")}
+
+
+def _share(accuracy: Any) -> Optional[float]:
+    """Correct answers of a graded workload, 0..1. The name gsm8k_accuracy is the tutorial's; any graded workload has it."""
+    correct, of = number_at(accuracy or {}, "correct"), number_at(accuracy or {}, "of")
+    return None if correct is None or not of else correct / of
+
+
 # ======================================================================================================================
 # 15. Demo servers (I/O)
 # ======================================================================================================================
