@@ -7,8 +7,8 @@
         server.counters           # what /metrics shows
 
 It generates words (a word is a token), so every count is exact: usage, the engine's own extras, and counters that move
-when a healthy answer ends. Nothing sleeps unless a script says so. Leaving the `with` block ends every connection, every
-thread and the listening socket at once.
+when a healthy answer ends. Nothing sleeps unless a script says so. Leaving the `with` block ends every connection,
+every thread and the listening socket at once.
 
 Scripts. `script(where, steps, then="ok")`: `where` is a kind ("chat", "metrics", "models", "props", ...; "connect" is
 the moment a connection is accepted; "*" is any request), a path beginning with "/", or a predicate of the Request. Each
@@ -132,8 +132,8 @@ CANARY = "canary-4c1f-never-to-be-seen"     # the secrets that SGLang's /server_
 # 1. What is generated (pure): words as tokens, and which of them were drafted
 # ======================================================================================================================
 
-WORDS = ("amber birch cedar delta ember field grove harbor island jasper kernel lantern meadow north opal pepper quartz "
-         "river sable timber umber valley willow yarrow zephyr anchor bridge copper dune echo fern glade").split()
+WORDS = ("amber birch cedar delta ember field grove harbor island jasper kernel lantern meadow north opal "
+         "pepper quartz river sable timber umber valley willow yarrow zephyr anchor bridge copper dune echo fern glade").split()
 
 
 def default_answer(messages: Any, body: Mapping[str, Any]) -> str:
@@ -152,7 +152,7 @@ class Say(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One word with the blanks before it; `call` is the (index, name) of the tool call whose arguments it belongs to."""
+    """One word with the blanks before it; `call` is the (index, name) of the tool call that it belongs to."""
 
     channel: str            # content | reasoning | tool
     text: str
@@ -312,6 +312,7 @@ def default_alternatives(generation: Generation, position: int) -> Sequence[Tupl
 
 
 def compact(value: Any) -> str:
+    """JSON as the engines write it: no blanks, no escapes that are not needed."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -498,7 +499,7 @@ def own_counts(engine: str, made: Generation, body: Mapping[str, Any]) -> Dict[s
 
 
 def timings_of(made: Generation) -> Dict[str, Any]:
-    """llama.cpp's timings: 1 ms a prompt token, 10 ms a pass; the draft counts are left out when nothing was drafted."""
+    """llama.cpp's timings: 1 ms a prompt token, 10 ms a pass; no draft counts when nothing was drafted."""
     prompt, predicted_ms = made.prompt_tokens - made.cached_tokens, max(10.0 * len(made.steps), 0.001)
     timings = {"cache_n": made.cached_tokens, "prompt_n": prompt, "prompt_ms": float(prompt),
                "prompt_per_token_ms": 1.0, "prompt_per_second": 1000.0,
@@ -740,6 +741,7 @@ class Request:
     sent_at: List[float] = field(default_factory=list)      # before each write of the answer's body
     generation: Optional[Generation] = None                 # what was counted, None: nothing
     client_left: bool = False   # the client closed, or reset, before its answer was whole
+    over: threading.Event = field(default_factory=threading.Event)      # set when nothing more is done about it
 
     def header(self, name: str) -> Optional[str]:
         """The first value of a header, in any case."""
@@ -874,9 +876,9 @@ class Connection:
             while self.open and self.read_request():
                 self.take(self.server.step_for(self.request))
                 self.answered += 1
-        except OSError:                 # the client has left, or the server stops
-            self.request.client_left = not self.server.stopping.is_set()
-        except Exception as problem:    # a mistake in a test's own function: kept, and raised where the test will see it
+        except OSError:                 # an end like any other
+            pass
+        except Exception as problem:    # a mistake in a test's own function: kept, and raised where the test sees it
             self.server.errors.append(problem)
         finally:
             self.close()
@@ -886,8 +888,15 @@ class Connection:
         self.request.step, do = named(step)
         if self.request.kind == "connect" and step == "ok":
             return
-        with self.server.in_flight(self.request):
-            do(self)
+        request = self.request
+        try:
+            with self.server.in_flight(request):
+                do(self)
+        except OSError:                 # the client has left, or the server stops
+            request.client_left = not self.server.stopping.is_set()
+            raise
+        finally:
+            request.over.set()
 
     # ----- reading --------------------------------------------------------------------------------------------------
 
@@ -943,7 +952,7 @@ class Connection:
         """The whole answer, on its schedule if it has one; counted before its last write."""
         answer = self._with_connection_header(answer)
         frames = frames_of(answer)
-        if answer.framing == "chunked" or answer.at_s:
+        if answer.framing == "chunked" and self.server.settings.engine != "sglang":     # SGLang awaits the first piece
             self.send(head_of(answer))
         else:
             frames[0] = head_of(answer) + frames[0]
@@ -992,7 +1001,8 @@ class Connection:
 
     def reset(self) -> None:
         """Ends the connection with a RST instead of an orderly FIN."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("hh" if os.name == "nt" else "ii", 1, 0))
+        at_once = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self.open = False
         self.socket.close()
 
@@ -1541,7 +1551,10 @@ FAULTS: Dict[str, Fault] = {
 # What a correct client makes of a fault, as the table at the top says; all others fail the request.
 WHOLE = frozenset(re.findall(r"(?m)^  (\w+) +whole  ", __doc__ or ""))
 EITHER = frozenset(re.findall(r"(?m)^  (\w+) +either  ", __doc__ or ""))
-SILENT = frozenset(("hang", "stall", "stall_head", "endless", "endless_comments", "endless_head"))  # only a limit ends them
+METRICS_FAULTS = tuple(name for name in FAULTS if name.startswith("metrics_"))     # mean something for /metrics alone
+CHAT_FAULTS = tuple(name for name in FAULTS if name not in METRICS_FAULTS)         # mean something for every request
+# Only the client's own limits end these.
+SILENT = frozenset(("hang", "stall", "stall_head", "endless", "endless_comments", "endless_head"))
 
 
 def named(step: Step) -> Tuple[str, Fault]:
@@ -1876,7 +1889,8 @@ class FakeServer:
         return self._page(error_of(self.settings.engine, 404, "File Not Found", "not_found_error"), 404)
 
     def _page(self, page: Page, status: int = 200, kind: str = "application/json") -> Answer:
-        data = page.encode() if isinstance(page, str) else page if isinstance(page, bytes) else compact(page).encode()
+        text = page if isinstance(page, (bytes, str)) else compact(page)
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
         return Answer(status, tuple(SERVER_HEADERS[self.settings.engine]) + (("Content-Type", kind),), (data,))
 
     def _metrics(self) -> Answer:
@@ -1910,15 +1924,14 @@ class FakeServer:
             return problem
         engine, body = self.settings.engine, request.body
         made = self.generate(request)
-        headers = tuple(SERVER_HEADERS[engine])
         if not request.streamed:
-            whole = compact(body_of(engine, made, body, self.settings.alternatives))
+            whole = self._page(body_of(engine, made, body, self.settings.alternatives))
             at_s = (self.settings.first_s + self.settings.gap_s * len(made.steps),)
-            return Answer(200, headers + (("Content-Type", "application/json"),), (whole.encode("utf-8", "surrogatepass"),),
-                          at_s=at_s if any(at_s) else (), generation=made)
+            return replace(whole, at_s=at_s if any(at_s) else (), generation=made)
         pieces = tuple(stream_of(engine, made, body, self.settings.alternatives))
         kind = "text/event-stream" + ("" if engine == "llama.cpp" else "; charset=utf-8")
-        return Answer(200, headers + (("Content-Type", kind),), pieces, "chunked", self._times(made, len(pieces)), made)
+        headers = tuple(SERVER_HEADERS[engine]) + (("Content-Type", kind),)
+        return Answer(200, headers, pieces, "chunked", self._times(made, len(pieces)), made)
 
     def _times(self, made: Generation, pieces: int) -> Tuple[float, ...]:
         """When each piece of a stream is due: all tokens of a target pass at once."""
