@@ -573,10 +573,10 @@ def _text_of(data: bytes, name: str) -> str:
     return text
 
 
-Record = Union[str, Dict[str, Any]]
+FileRecord = Union[str, Dict[str, Any]]
 
 
-def _records_of(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
+def _records_of(text: str, name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
     """The shape in words, and each record with its place. Lines end at LF only: U+2028 may stand inside a JSON string."""
     lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
     filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -592,7 +592,7 @@ def _records_of(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
     return "plain text, one prompt a line", [(f"line {number}", line.strip()) for number, line in filled]
 
 
-def _array_records(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
+def _array_records(text: str, name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
     try:
         array = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -600,8 +600,8 @@ def _array_records(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]
     return "a JSON array", [(f"record {number}", record) for number, record in enumerate(array, 1)]
 
 
-def _json_line_records(text: str, filled: Sequence[Tuple[int, str]], name: str) -> Tuple[str, List[Tuple[str, Record]]]:
-    records: List[Tuple[str, Record]] = []
+def _json_line_records(text: str, filled: Sequence[Tuple[int, str]], name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
+    records: List[Tuple[str, FileRecord]] = []
     for number, line in filled:
         try:
             records.append((f"record {len(records) + 1} (line {number})", json.loads(line)))
@@ -614,7 +614,7 @@ def _json_line_records(text: str, filled: Sequence[Tuple[int, str]], name: str) 
     return "JSON lines", records
 
 
-def _one_object(text: str) -> Optional[List[Tuple[str, Record]]]:
+def _one_object(text: str) -> Optional[List[Tuple[str, FileRecord]]]:
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -632,7 +632,7 @@ def _looks_like_csv(header: str) -> bool:
         len(cells) > 1 or cells[0] == "prompt")
 
 
-def _csv_records(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
+def _csv_records(text: str, name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
     header = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=header.count)
     csv.field_size_limit(MAX_PROMPT_FILE_BYTES)
@@ -640,7 +640,7 @@ def _csv_records(text: str, name: str) -> Tuple[str, List[Tuple[str, Record]]]:
         rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise MeasureError(f"{name} begins like CSV but cannot be read: {error}.", "check the quotes") from None
-    records: List[Tuple[str, Record]] = []
+    records: List[Tuple[str, FileRecord]] = []
     for number, row in enumerate(rows, 1):
         record = {str(key).strip().lower(): value for key, value in row.items() if key is not None and value is not None}
         if any(str(value).strip() for value in record.values()):
@@ -1202,9 +1202,9 @@ def acceptance_of_pass(replies: Sequence[Reply], counters: Acceptance, speculati
     if told and told[0].source == "response timings":
         # llama.cpp leaves the fields out of replies that drafted nothing: those count as zero drafted, not as unknown.
         told = [reply.acceptance or Acceptance(None, 0, 0, None, reply.completion_tokens, 1, "response timings") for reply in done]
+    if speculating is False and not counters.drafts and not any(part.draft_tokens for part in told):
+        return replace(counters, missing="speculation is off")
     if not told or len(told) < len(done):
-        if counters.missing and speculating is False and counters.source is None:
-            return replace(counters, missing="speculation is off")
         return counters
     pooled = pooled_acceptance(told)
     if pooled.draft_tokens == 0 or pooled.drafts == 0:
@@ -2114,7 +2114,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """What a look at the servers brought up: one sentence, one remedy. `grave`: the run would not mean what it says."""
 
     sentence: str
@@ -2122,7 +2122,7 @@ class Finding:
     grave: bool = False
 
     def caveat(self) -> Caveat:
-        """The finding as a caveat of the run."""
+        """The remark as a caveat of the run."""
         return Caveat(self.sentence, self.remedy)
 
 
@@ -2194,7 +2194,7 @@ def unreachable_hint(origin: Origin, error: str) -> str:
     return "start the server, or check host and port"
 
 
-def identify(client: Client, target: Target, key: Optional[str], options: Any, say: Any) -> Tuple[Arm, List[Finding]]:
+def identify(client: Client, target: Target, key: Optional[str], options: Any, say: Any) -> Tuple[Arm, List[Remark]]:
     """Who a server is, as far as it tells, and what was found wrong on the way."""
     base = parse_base_url(target.url, key)
     response = wait_until_ready(client, base.origin, base.base_path + "/models", options.ready_timeout, say)
@@ -2372,15 +2372,15 @@ def _kept(source: Mapping[str, Any], *keys: str) -> Dict[str, Any]:
             if key in keys and isinstance(value, (str, int, float, bool))}
 
 
-def _identity_findings(arm: Arm, models_response: Response, facts: Mapping[str, Any]) -> List[Finding]:
+def _identity_findings(arm: Arm, models_response: Response, facts: Mapping[str, Any]) -> List[Remark]:
     server, findings = arm.server, []
     if arm.models and server.model not in arm.models and server.engine != "sglang":
-        findings.append(Finding(f"{server.label}: the server lists {', '.join(arm.models[:4])}, not {server.model!r}.",
+        findings.append(Remark(f"{server.label}: the server lists {', '.join(arm.models[:4])}, not {server.model!r}.",
                                 "llama.cpp answers all the same; vLLM refuses: check --model"))
     if arm.page.problem:
-        findings.append(Finding(f"{server.label}: {arm.page.problem}.", _metrics_remedy(server.engine)))
+        findings.append(Remark(f"{server.label}: {arm.page.problem}.", _metrics_remedy(server.engine)))
     elif server.engine == "vllm" and not any(sample.name.startswith("vllm:") for sample in arm.page.samples):
-        findings.append(Finding(f"{server.label}: the metrics page has no vllm: series.", "start vLLM without --disable-log-stats"))
+        findings.append(Remark(f"{server.label}: the metrics page has no vllm: series.", "start vLLM without --disable-log-stats"))
     return findings
 
 
@@ -2390,15 +2390,15 @@ def _metrics_remedy(engine: str) -> str:
 
 
 def examine(arms: Sequence[Arm], levels: Sequence[int], longest_prompt_chars: int, max_tokens: int,
-            environment: Mapping[str, str]) -> List[Finding]:
+            environment: Mapping[str, str]) -> List[Remark]:
     """Everything about a set of servers, the baseline first, that would spoil a comparison; pure."""
     findings = []
     set_proxies = [name for name in PROXY_VARIABLES if environment.get(name)]
     if set_proxies:
-        findings.append(Finding(f"Proxy variables are set ({', '.join(set_proxies)}) and ignored: every request goes straight to its server."))
+        findings.append(Remark(f"Proxy variables are set ({', '.join(set_proxies)}) and ignored: every request goes straight to its server."))
     base = arms[0].server
     if base.speculating and len(arms) > 1 and not arms[0].own_body:
-        findings.append(Finding(f"The baseline at {base.base_url} speculates itself.", "start it without any drafting option", grave=True))
+        findings.append(Remark(f"The baseline at {base.base_url} speculates itself.", "start it without any drafting option", grave=True))
     for arm in arms[1:]:
         findings += _pair_findings(base, arm.server)
     for arm in arms:
@@ -2406,15 +2406,15 @@ def examine(arms: Sequence[Arm], levels: Sequence[int], longest_prompt_chars: in
     return findings
 
 
-def _pair_findings(base: Server, other: Server) -> List[Finding]:
+def _pair_findings(base: Server, other: Server) -> List[Remark]:
     findings = []
     if other.speculating is False:
-        findings.append(Finding(f"{other.label} at {other.base_url} does not speculate.", _idle_remedy(other.engine), grave=True))
+        findings.append(Remark(f"{other.label} at {other.base_url} does not speculate.", _idle_remedy(other.engine), grave=True))
     if _same_address(base, other):
-        findings.append(Finding(f"{other.label} is the same server as the baseline: they are measured one after the other, so that counters stay apart."))
+        findings.append(Remark(f"{other.label} is the same server as the baseline: they are measured one after the other, so that counters stay apart."))
     for name, mine, theirs in _told_of_both(base, other):
         if mine is not None and theirs is not None and mine != theirs:
-            findings.append(Finding(f"{other.label} has another {name} than the baseline: {theirs} against {mine}.",
+            findings.append(Remark(f"{other.label} has another {name} than the baseline: {theirs} against {mine}.",
                                     "start both servers alike but for speculation", grave=name == "model"))
     return findings
 
@@ -2439,14 +2439,14 @@ def _idle_remedy(engine: str) -> str:
     return {"vllm": "start vLLM with --speculative-config", "sglang": "start SGLang with --speculative-algorithm"}.get(engine, "check its start command")
 
 
-def _load_findings(server: Server, levels: Sequence[int], longest_prompt_chars: int, max_tokens: int) -> List[Finding]:
+def _load_findings(server: Server, levels: Sequence[int], longest_prompt_chars: int, max_tokens: int) -> List[Remark]:
     findings = []
     if server.slots and max(levels) > server.slots:
-        findings.append(Finding(f"{server.label} answers {server.slots} request{'s' * (server.slots != 1)} at once, fewer than concurrency {max(levels)}: "
+        findings.append(Remark(f"{server.label} answers {server.slots} request{'s' * (server.slots != 1)} at once, fewer than concurrency {max(levels)}: "
                                 "the others wait, and their waiting is in TTFT.", f"use --concurrency {server.slots} or less, or give the server more slots"))
     about = longest_prompt_chars // 4 + max_tokens      # English has about four characters a token
     if server.context_tokens and about > server.context_tokens:
-        findings.append(Finding(f"{server.label} has {server.context_tokens} tokens of context a request; the longest prompt with its answer takes about {about}.",
+        findings.append(Remark(f"{server.label} has {server.context_tokens} tokens of context a request; the longest prompt with its answer takes about {about}.",
                                 "lower --max-tokens, shorten the prompts, or start the server with more context", grave=True))
     return findings
 
@@ -2501,17 +2501,17 @@ def request_body(server: Server, prompt: Prompt, asking: Asking, own_body: Mappi
         body["chat_template_kwargs"] = {"enable_thinking": False}
     for name in asking.dropped:
         body.pop(name, None)
-    return merged(merged(body, asking.extra_body), own_body)
+    return overlaid(overlaid(body, asking.extra_body), own_body)
 
 
-def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> Dict[str, Any]:
+def overlaid(body: Mapping[str, Any], extra: Mapping[str, Any]) -> Dict[str, Any]:
     """`body` with `extra` laid over it; objects are merged, everything else replaced; a null removes."""
     result = dict(body)
     for key, value in extra.items():
         if value is None:
             result.pop(key, None)
         elif isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = merged(result[key], value)
+            result[key] = overlaid(result[key], value)
         else:
             result[key] = value
     return result
@@ -2526,7 +2526,7 @@ def refused_parameter(error: str, body: Mapping[str, Any]) -> Optional[str]:
 
 
 def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, ready_timeout_s: float,
-             ) -> Tuple[List[Arm], Asking, List[Reply], List[Finding]]:
+             ) -> Tuple[List[Arm], Asking, List[Reply], List[Remark]]:
     """One untimed request to every server, until all of them take it: redirects are resolved, a server that still loads is
     waited for, a parameter that one of them refuses is dropped for all. MeasureError where a server cannot be asked at all."""
     arms, findings = list(arms), []
@@ -2545,7 +2545,7 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
             arms[place] = replace(arm, chat_path=moved, server=replace(arm.server, chat_url=arm.origin.url(moved)))
         elif name:
             asking = _without(asking, name)
-            findings.append(Finding(f"{arm.server.label} refused the parameter {name!r}: it is sent to no server in this run.",
+            findings.append(Remark(f"{arm.server.label} refused the parameter {name!r}: it is sent to no server in this run.",
                                     "" if name not in _SPOILING else "without it the servers' own defaults apply"))
             place, replies = 0, []
         elif (reply.error or "").startswith("HTTP 503") and client.clock() < deadline_s:
@@ -5396,14 +5396,6 @@ def value_at(record: Any, *path: Any) -> Any:
     return record
 
 
-def record_kind(record: Record) -> str:
-    """endpoint | comparison | '' (no record of ours). The lesson's own lines name no kind; their keys tell."""
-    named = text_at(record, "kind")
-    if named:
-        return named
-    return "comparison" if "text_comparison" in record else "endpoint" if "latency_s" in record else ""
-
-
 def record_run(record: Record) -> str:
     """The run that a record belongs to: the label that the user gave it."""
     return text_at(record, "run") or text_at(record, "label").rpartition("/")[0] or text_at(record, "label")
@@ -5913,9 +5905,9 @@ def _comparison_facts(cell: ResultCell) -> List[Tuple[str, str]]:
         facts.append(("noise floor", f"baseline against itself: exact match {percent(number_at(floor, 'exact_match'))}, "
                                      f"prefix agreement {percent(number_at(floor, 'prefix_agreement'))}"))
     facts += [("throughput", f"{_rate_words(cell.baseline_tokens_per_s)} to {_rate_words(cell.speculative_tokens_per_s)}"),
-              ("ratio", _ratio_words(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
+              ("ratio", _ratio_line(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
     if number_at(record, "decode_ratio", "value") is not None:
-        facts.append(("decode speed", _ratio_words(record["decode_ratio"], None)))
+        facts.append(("decode speed", _ratio_line(record["decode_ratio"], None)))
     accuracy = [counts_words(value_at(record, side)) for side in ("baseline_accuracy", "speculative_accuracy")]
     facts += [("right answers", f"{accuracy[0]} to {accuracy[1]}")] if all(accuracy) else []
     return facts + [(word, text_at(record, "verdict", word).upper()) for word in ("speed", "answers")
@@ -5930,7 +5922,7 @@ def _agreement_words(cell: ResultCell) -> str:
     return words if prefix is None else f"{words}, prefix agreement {percent(prefix)}"
 
 
-def _ratio_words(ratio: Any, otherwise: Optional[float]) -> str:
+def _ratio_line(ratio: Any, otherwise: Optional[float]) -> str:
     """'1.54× [1.40, 1.68] from 24 pairs'."""
     value, low, high = (number_at(ratio or {}, key) for key in ("value", "low", "high"))
     words = times(value if value is not None else otherwise)
@@ -7435,7 +7427,7 @@ class Plan:
     """Everything that will be asked, in order, and what is to be said about it beforehand."""
 
     blocks: Tuple[Block, ...]
-    findings: Tuple[Finding, ...] = ()
+    findings: Tuple[Remark, ...] = ()
 
     @property
     def prompts(self) -> Tuple[Prompt, ...]:
@@ -7466,7 +7458,7 @@ _TUTORIAL_LIMIT = 78
 def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
     """The blocks that a list of wishes comes to: no prompt is asked twice on a server, unless prompts are to be shared."""
     blocks: List[Block] = []
-    findings: List[Finding] = []
+    findings: List[Remark] = []
     seen: Dict[str, None] = {}
     for wish in wishes:
         prompts = take(without_repeats(wish.prompts, seen), wish.limit)
@@ -7478,17 +7470,17 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
             own = prompts if share_prompts else slice_for_level(prompts, place, len(wish.levels))
             blocks.append(Block(wish.workload, level, own))
             if len(own) < level:
-                findings.append(Finding(f"{wish.workload} has {len(own)} prompts for concurrency {level}: never {level} requests at once.",
+                findings.append(Remark(f"{wish.workload} has {len(own)} prompts for concurrency {level}: never {level} requests at once.",
                                         f"give it at least {level * len(wish.levels)} prompts, or raise --limit"))
     if share_prompts and any(len(wish.levels) > 1 for wish in wishes):
-        findings.append(Finding("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
+        findings.append(Remark("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
                                 "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
     return Plan(tuple(blocks), tuple(findings))
 
 
-def wishes_of(options: Any) -> Tuple[List[Wish], List[Finding]]:
+def wishes_of(options: Any) -> Tuple[List[Wish], List[Remark]]:
     """The workloads that the command line asks for, their files read."""
-    findings: List[Finding] = []
+    findings: List[Remark] = []
     if options.suite == "lesson":
         return [Wish(name, _set_of(name), (10,) if name == "mixed" else (1,), options.limit or limit)
                 for name, limit in _LESSON_LIMITS.items()], findings
@@ -7516,15 +7508,15 @@ def _set_of(name: str) -> Tuple[Prompt, ...]:
     return tuple(replace(prompt, workload=name) for prompt in read_prompt_file(path).prompts)
 
 
-def _prompts_of_file(options: Any, workload: Optional[str], findings: List[Finding]) -> Tuple[Prompt, ...]:
+def _prompts_of_file(options: Any, workload: Optional[str], findings: List[Remark]) -> Tuple[Prompt, ...]:
     if not options.prompts:
         raise MeasureError("--prompt-set file needs a file.", "name it with --prompts FILE")
     read = read_prompt_file(options.prompts, workload, options.prompt_key)
     for caveat in read.caveats[:5]:
-        findings.append(Finding(caveat.sentence, caveat.remedy))
+        findings.append(Remark(caveat.sentence, caveat.remedy))
     if len(read.caveats) > 5:
-        findings.append(Finding(f"{options.prompts}: {len(read.caveats) - 5} more records like these."))
-    findings.append(Finding(f"{options.prompts}: {len(read.prompts)} prompts, {read.shape}."))
+        findings.append(Remark(f"{options.prompts}: {len(read.caveats) - 5} more records like these."))
+    findings.append(Remark(f"{options.prompts}: {len(read.prompts)} prompts, {read.shape}."))
     return read.prompts
 
 
@@ -7642,17 +7634,17 @@ def run_file_path(labbook: str, label: str, started_at: str) -> str:
     return path
 
 
-def _meet_servers(session: Session, notes: Sequence[Finding]) -> None:
+def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     """Identify every server, look them over, rehearse; all findings are said before the first timed request."""
     options, screen = session.options, session.screen
-    findings: List[Finding] = list(notes) + list(session.plan.findings)
+    findings: List[Remark] = list(notes) + list(session.plan.findings)
     for target in targets_of(options):
         arm, found = identify(session.client, target, os.environ.get(options.api_key_env), options, screen.say)
         session.arms.append(arm)
         findings += found
     findings += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
     if options.repeats > 1 and not options.share_prompts:
-        findings.append(Finding(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
+        findings.append(Remark(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
                                 "use --repeats 1 and more prompts to measure those"))
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
@@ -7674,7 +7666,7 @@ def _longest(plan: Plan) -> int:
     return max(len(json.dumps([list(prompt.messages), prompt.tools], ensure_ascii=False)) for prompt in plan.prompts)
 
 
-def _tell(screen: Screen, findings: Iterable[Finding]) -> None:
+def _tell(screen: Screen, findings: Iterable[Remark]) -> None:
     for finding in findings:
         screen.say(f"{'warning' if finding.grave else 'note'}: {finding.sentence}" + (f"  Try: {finding.remedy}." if finding.remedy else ""))
 
@@ -7955,17 +7947,29 @@ def _ask_ties(session: Session) -> None:
         return
     run = session.run()
     for arm in others:
-        forks = [fork for fork in forks_to_ask(run, arm.server.label)][:MAX_FORKS_ASKED]
-        if not forks and mode == "auto":
-            continue
-        session.screen.say(f"asking about {len(forks)} fork{'s' * (len(forks) != 1)} of {arm.server.label}, untimed")
-        _ask_about(session, base, arm, forks)
+        forks = _forks(run, arm.server.label)
+        if forks or mode == "always":
+            session.screen.say(f"asking about {len(forks)} fork{'s' * (len(forks) != 1)} of {arm.server.label}, untimed")
+            _ask_about(session, base, arm, forks)
 
 
-def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Any]) -> None:
+def _forks(run: Run, label: str) -> List[Fork]:
+    """A configuration's forks over all its cells, no more than are worth asking about."""
+    timed = {(one.server, one.workload, one.concurrency): one for one in run.passes if one.purpose == "timed"}
+    forks: List[Fork] = []
+    for (server, workload, concurrency), other in timed.items():
+        base = timed.get((BASELINE, workload, concurrency))
+        if server == label and base is not None:
+            forks += forks_of(base, other, agree(base, other), MAX_FORKS_ASKED)
+    return forks
+
+
+def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> None:
+    """The margin of each fork from the baseline, and the ruler of the pair from the answers of both to the same prompts."""
     ids = list(dict.fromkeys(fork.prompt_id for fork in forks))
-    ids += [prompt.id for prompt in session.plan.prompts if prompt.id not in ids][:max(0, MIN_PROMPTS_RULED - len(ids))]
-    told, entries = {}, []          # type: Dict[str, Any], List[Tuple[Any, Any]]
+    ids += [prompt.id for prompt in session.plan.prompts if prompt.id not in ids and not prompt.tools][:max(0, MIN_PROMPTS_RULED - len(ids))]
+    told: Dict[str, Entries] = {}
+    changes: List[float] = []
     for prompt in (session.prompt(identity) for identity in ids):
         if session.interrupt.requested:
             return
@@ -7975,20 +7979,21 @@ def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Any]) -> N
             session.caveats.append(Caveat("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
             return
         told[prompt.id] = mine
-        theirs = _logprobs(session, arm, prompt)
-        if theirs is not None:
-            entries.append((mine, theirs))
-    for fork in forks:
-        margin = margin_at(fork, told[fork.prompt_id])
-        if margin is not None:
-            place = (arm.server.label, fork.workload, fork.concurrency, fork.prompt_id, fork.repeat)
-            session.margins[place] = margin
-            _append(session, session.evidence, [{"record": "margin", "server": place[0], "workload": place[1], "concurrency": place[2],
-                                                 "prompt_id": place[3], "repeat": place[4], "margin_nats": margin}], durable=False)
-    ruler = ruler_from_logprobs(entries)
+        changes += logprob_changes(mine, _logprobs(session, arm, prompt) or ())
+    _keep_margins(session, forks, told)
+    ruler = ruler_of(changes)
     if ruler is not None:
         session.rulers[arm.server.label] = ruler
         _append(session, session.evidence, [{"record": "ruler", "server": arm.server.label, **as_json(ruler)}])
+
+
+def _keep_margins(session: Session, forks: Sequence[Fork], told: Mapping[str, Entries]) -> None:
+    for fork in forks:
+        margin = margin_from_logprobs(told[fork.prompt_id], fork.prefix, fork.other_text)
+        if margin is not None:
+            session.margins[fork.key] = margin
+            place = dict(zip(("server", "workload", "concurrency", "prompt_id", "repeat"), fork.key))
+            _append(session, session.evidence, [{"record": "margin", **place, "margin_nats": margin}], durable=False)
 
 
 def _logprobs(session: Session, arm: Arm, prompt: Prompt) -> Optional[List[Mapping[str, Any]]]:
@@ -8102,10 +8107,10 @@ def _tokens(count: Optional[int]) -> str:
 
 def acceptance_sources(arm: Arm) -> str:
     """Where acceptance will come from, in order of trust."""
-    fields = {"llama.cpp": "the timings of each response", "vllm": "the metrics of each response, if --per-request-spec-decode-metrics is on",
+    told = {"llama.cpp": "the timings of each response", "vllm": "the metrics of each response, if --per-request-spec-decode-metrics is on",
               "sglang": "sglext of each response (0.5.19 or newer)"}.get(arm.server.engine)
     counters = None if arm.page.problem else "counters of the metrics page"
-    return ", then ".join(source for source in (fields, counters) if source) or "nowhere: this server tells nothing"
+    return ", then ".join(source for source in (told, counters) if source) or "nowhere: this server tells nothing"
 
 
 def compare(options: Any) -> int:
@@ -8254,9 +8259,6 @@ def breakeven(options: Any) -> int:
 # The demo
 
 
-DEMO_DRAFTERS = ("ngram", "suffix", "draft", "lossy")
-
-
 def demo(options: Any) -> int:
     """The verb demo: two or more small servers of our own, measured through the normal path."""
     screen = Screen(options.quiet, sys.stderr if options.labbook == "-" else None)
@@ -8363,11 +8365,11 @@ def verdict_words(text: str) -> Tuple[str, ...]:
     return words
 
 
-@_argument("list of drafters", f"of {', '.join(DEMO_DRAFTERS)}, such as ngram,suffix")
+@_argument("list of drafters", f"of {', '.join(DEMO_DRAFTERS[1:])}, such as ngram,suffix")
 def drafters(text: str) -> Tuple[str, ...]:
     """Names of the demo's drafters."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not set(names) <= set(DEMO_DRAFTERS):
+    if not set(names) <= set(DEMO_DRAFTERS) - {"none"}:
         raise ValueError
     return names
 
