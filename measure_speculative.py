@@ -42,7 +42,7 @@ from collections import Counter, deque
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import NormalDist
 from typing import (
-    Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
+    Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set,
     Tuple, Union,
 )
 
@@ -1921,6 +1921,11 @@ class Tap(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
+    @property
+    def fresh(self) -> bool:
+        """Whether no request has been sent on it yet."""
+        return self.finished is None
+
     def usable(self) -> bool:
         """Whether a next request may be sent on it."""
         return self.open and not self.framing.closes and self.error is None and not self.transport.is_closing() and (
@@ -1981,6 +1986,7 @@ class Client:
         self._tls: Any = None
         self._addresses: Dict[Tuple[str, int], Any] = {}    # resolved once; the address that answered comes first
         self._taps: Dict[Origin, List[Tap]] = {}            # open connections between two requests
+        self._keeping: Set[Origin] = set()                  # servers seen to keep a connection open after an answer
 
     def close(self) -> None:
         """Drop every connection, end the loop."""
@@ -2015,9 +2021,28 @@ class Client:
         self.put_back(origin, tap)
         return exchange
 
+    def learn_keeping(self, origin: Origin, request: bytes, timeout_s: float) -> Exchange:
+        """One untimed request that also shows whether the server keeps its connection open afterwards.
+
+        llama.cpp promises to (Keep-Alive: timeout=5) and closes after every stream: a request sent on such a connection
+        gets no answer. So connections are used again only where they were seen to stay open.
+        """
+        async def send_and_look() -> Exchange:
+            tap, connected_s, error = await self.connection(origin)
+            if tap is None:
+                return Exchange(self.clock(), connected_s, None, self.clock(), bytearray(), (), (), error)
+            exchange = await tap.exchange(request, self.clock(), connected_s, timeout_s)
+            await asyncio.sleep(max(0.02, 2 * (connected_s or 0.0)))
+            if tap.usable():
+                self._keeping.add(origin)
+            self.put_back(origin, tap)
+            return exchange
+
+        return self.run(send_and_look())
+
     def put_back(self, origin: Origin, tap: Tap) -> None:
         """Keep a connection for the next request, where it can serve one."""
-        if tap.usable():
+        if tap.usable() and (tap.fresh or origin in self._keeping):
             self._taps.setdefault(origin, []).append(tap)
         else:
             tap.close()
@@ -2537,7 +2562,7 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
         arm = arms[place]
         prompt = warm_up_prompt(0)
         body = request_body(arm.server, prompt, replace(asking, max_tokens=min(asking.max_tokens, 16)), arm.own_body, "rehearsal")
-        exchange = client.ask(arm.origin, request_bytes(arm.origin, arm.chat_path, body))
+        exchange = client.learn_keeping(arm.origin, request_bytes(arm.origin, arm.chat_path, body), client.timeout_s)
         moved = redirect_path(arm.origin, read_response(exchange))
         reply = read_reply(exchange, prompt.id)
         name = refused_parameter(reply.error or "", body)
@@ -2623,7 +2648,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
-        self._taps: set = set()
+        self._taps: Set[Tap] = set()
         self._previous: Dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -7649,8 +7674,8 @@ def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
         findings += found
-        session.warm_speeds = {arm.server.label: (reply.ttft_s or 0.0, reply.tpot_s) for arm, reply in zip(session.arms, replies)
-                               if reply.tpot_s is not None}
+        for arm, reply in zip(session.arms, replies):
+            _remember_speed(session, arm, reply)
     _tell(screen, findings)
     session.caveats = [finding.caveat() for finding in findings if finding.remedy or finding.grave]
     if session.baseline_run is not None:
@@ -7709,8 +7734,14 @@ def _warm_up(session: Session, level: int) -> None:
         prompts = [warm_up_prompt(number_) for number_ in range(1, count + 1)]
         asking = replace(session.asking, max_tokens=min(options.max_tokens, 32))
         jobs = [_job(arm, prompt, 0, asking, f"warm-up-{level}") for prompt in prompts]
-        play(session.client, Lane(arm, jobs), level, session.interrupt, lambda lane, exchange: None)
+        for reply in play(session.client, Lane(arm, jobs), level, session.interrupt, lambda lane, exchange: None).replies:
+            _remember_speed(session, arm, reply)
     session.arms = [speculation_after_a_task(session.client, arm) for arm in session.arms]
+
+
+def _remember_speed(session: Session, arm: Arm, reply: Reply) -> None:
+    if reply.ok and reply.tpot_s is not None:
+        session.warm_speeds[arm.server.label] = (reply.ttft_s or 0.0, reply.tpot_s)
 
 
 def _job(arm: Arm, prompt: Prompt, repeat: int, asking: Asking, salt: str) -> Job:
