@@ -493,7 +493,7 @@ _TOY_FREE = r"(?i)\b(story|poem|essay|ballad|elegy|letter that|compose|pitch|ske
 _TOY_SHORT = (r"(?i)\b(one|two|three|four|a) (short |plain )?(word|sentence|reason)s?\b|\b(word|number|label|output|it|one) first\b"
               r"|answer with|first line|on one line|exactly one|\bdefin|which one|\b(list|name|state) (the|these|them)\b"
               r"|^(what|which|who|when|where|how|is|are|does|in which|convert|name|state)\b|\bin order\b")
-_TOY_ASKING = (r"(?i)(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
+_TOY_ASKING = (r"(?i)^(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
                r"(?:(?:many|much|long|far)\s+)?(?:(?:is|are|was|were|do|does|did|has|have|can)\s+)?")
 
 _TOY_ADJECTIVES = """amber bitter brisk broken careful cold copper crooked curious dim distant drowsy faded fearless frozen gentle
@@ -833,7 +833,7 @@ class DemoSequence:
         self.started_s = self.first_s = self.last_s = 0.0
         self.heard: Callable[[DemoEmission], None] = lambda emission: None
         self.seen = NgramIndex(2, 4)
-        self.seen.extend(prompt.tokens)
+        self.seen.extend(prompt.tokens if options.speculates else ())
 
     @property
     def drafted(self) -> int:
@@ -1523,8 +1523,9 @@ class DemoConnection(NamedTuple):
 async def _serve_connection(connection: DemoConnection) -> None:
     """Answer one connection's requests in turn, until it closes."""
     import asyncio
+    head = ""
     try:
-        while True:
+        while not re.search(r"(?im)^connection:\s*close", head):
             head = (await connection.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             length = re.search(r"(?im)^content-length:\s*(\d+)", head)
             payload = await connection.reader.readexactly(int(length[1])) if length else b""
