@@ -7158,7 +7158,6 @@ def add_demo_server_options(parser: argparse.ArgumentParser) -> None:
 
 def demo_server(options: argparse.Namespace) -> int:
     """Serve on loopback until stdin closes (a terminal's does not count) or the process is ended. Exit status."""
-    import asyncio
     engine = DemoEngine(DemoOptions(options.dialect, options.drafter, options.draft_length, options.slots, options.context,
                                     options.pass_ms / 1e3, rounding_nats=options.rounding))
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -7178,7 +7177,6 @@ def _end_with_stdin() -> None:
 
 
 async def _serve_demo(dialect: DemoDialect, port: int) -> None:
-    import asyncio
     work = asyncio.Event()
     server = await asyncio.start_server(
         lambda reader, writer: _serve_connection(DemoConnection(dialect, work, reader, writer)), "127.0.0.1", port)
@@ -7188,7 +7186,6 @@ async def _serve_demo(dialect: DemoDialect, port: int) -> None:
 
 async def _serve_steps(engine: DemoEngine, work: asyncio.Event) -> None:
     """Let the engine's passes last as long as they say, on a schedule that late wake-ups do not stretch."""
-    import asyncio
     due_s = time.perf_counter()
     while True:
         step = engine.step()
@@ -7219,7 +7216,6 @@ class DemoConnection(NamedTuple):
 
 async def _serve_connection(connection: DemoConnection) -> None:
     """Answer one connection's requests in turn, until it closes."""
-    import asyncio
     head = ""
     try:
         while not re.search(r"(?im)^connection:\s*close", head):
@@ -7250,7 +7246,6 @@ async def _answer(connection: DemoConnection, method: str, path: str, payload: b
 
 async def _answer_chat(connection: DemoConnection, request: DemoRequest) -> None:
     """Put the request into the engine and write what its steps yield, each step's chunks in one write."""
-    import asyncio
     dialect, writer = connection.dialect, connection.writer
     done = asyncio.Event()
     logprobs: List[DemoLogprob] = []
