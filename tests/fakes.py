@@ -116,7 +116,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
 CASES = os.path.join(DATA, "cases")
@@ -132,8 +132,8 @@ CANARY = "canary-4c1f-never-to-be-seen"     # the secrets that SGLang's /server_
 # 1. What is generated (pure): words as tokens, and which of them were drafted
 # ======================================================================================================================
 
-WORDS = ("amber birch cedar delta ember field grove harbor island jasper kernel lantern meadow north opal "
-         "pepper quartz river sable timber umber valley willow yarrow zephyr anchor bridge copper dune echo fern glade").split()
+WORDS = ("amber birch cedar delta ember field grove harbor island jasper kernel lantern meadow north opal pepper "
+         "quartz river sable timber umber valley willow yarrow zephyr anchor bridge copper dune echo glade").split()
 
 
 def default_answer(messages: Any, body: Mapping[str, Any]) -> str:
@@ -434,9 +434,10 @@ def logprob_entry(text: str, logprob: float) -> Dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
 
 
-def drafted_positions(made: Generation) -> set:
+def drafted_positions(made: Generation) -> Set[int]:
     """Places of the tokens that a drafter proposed: all of a pass but its last."""
-    drafted, position = set(), 0
+    drafted: Set[int] = set()
+    position = 0
     for group in made.groups():
         drafted.update(range(position, position + len(group) - 1))
         position += len(group)
@@ -1736,7 +1737,7 @@ class FakeServer:
 
     def start(self) -> "FakeServer":
         self._wake, self._woken = socket.socketpair()
-        self._listener: Optional[socket.socket] = bound_socket(self.settings.host, 0)
+        self._listener = bound_socket(self.settings.host, 0)
         self._listener.listen(512)
         self.port = self._listener.getsockname()[1]
         self._listening = self._wanted = True
@@ -1790,20 +1791,19 @@ class FakeServer:
 
     def _accept(self) -> None:
         while not self.stopping.is_set():
-            watched = [self._woken] + ([self._listener] if self._listening else [])
-            ready, _, _ = select.select(watched, [], [])
-            if self._listening and self._listener in ready:
+            listening = [self._listener] if self._listening else []
+            ready, _, _ = select.select([self._woken] + listening, [], [])
+            if listening and listening[0] in ready:
                 self._welcome()
             if self._woken in ready:
                 self._woken.recv(100)
                 self._settle()
         self._settled.set()
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
 
     def _settle(self) -> None:
         """Opens or closes the listening socket as wanted. Closed, its port stays bound, so nobody else takes it."""
-        if self._listening != self._wanted and self._listener is not None:
+        if self._listening != self._wanted:
             if self._listening:
                 self._listener.close()
                 self._listener = bound_socket(self.settings.host, self.port)
@@ -1813,7 +1813,7 @@ class FakeServer:
         self._settled.set()
 
     def _welcome(self) -> None:
-        accepted, _ = self._listener.accept()   # type: ignore[union-attr]
+        accepted, _ = self._listener.accept()
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connections += 1
         connection = Connection(self, accepted, self.connections)
