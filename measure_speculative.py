@@ -6215,7 +6215,7 @@ _TOY_FREE = r"(?i)\b(story|poem|essay|ballad|elegy|letter that|compose|pitch|ske
 _TOY_SHORT = (r"(?i)\b(one|two|three|four|a) (short |plain )?(word|sentence|reason)s?\b|\b(word|number|label|output|it|one) first\b"
               r"|answer with|first line|on one line|exactly one|\bdefin|which one|\b(list|name|state) (the|these|them)\b"
               r"|^(what|which|who|when|where|how|is|are|does|in which|convert|name|state)\b|\bin order\b")
-_TOY_ASKING = (r"(?i)(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
+_TOY_ASKING = (r"(?i)^(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
                r"(?:(?:many|much|long|far)\s+)?(?:(?:is|are|was|were|do|does|did|has|have|can)\s+)?")
 
 _TOY_ADJECTIVES = """amber bitter brisk broken careful cold copper crooked curious dim distant drowsy faded fearless frozen gentle
@@ -6555,7 +6555,7 @@ class DemoSequence:
         self.started_s = self.first_s = self.last_s = 0.0
         self.heard: Callable[[DemoEmission], None] = lambda emission: None
         self.seen = NgramIndex(2, 4)
-        self.seen.extend(prompt.tokens)
+        self.seen.extend(prompt.tokens if options.speculates else ())
 
     @property
     def drafted(self) -> int:
@@ -7183,7 +7183,6 @@ def add_demo_server_options(parser: argparse.ArgumentParser) -> None:
 
 def demo_server(options: argparse.Namespace) -> int:
     """Serve on loopback until stdin closes (a terminal's does not count) or the process is ended. Exit status."""
-    import asyncio
     engine = DemoEngine(DemoOptions(options.dialect, options.drafter, options.draft_length, options.slots, options.context,
                                     options.pass_ms / 1e3, rounding_nats=options.rounding))
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -7203,7 +7202,6 @@ def _end_with_stdin() -> None:
 
 
 async def _serve_demo(dialect: DemoDialect, port: int) -> None:
-    import asyncio
     work = asyncio.Event()
     server = await asyncio.start_server(
         lambda reader, writer: _serve_connection(DemoConnection(dialect, work, reader, writer)), "127.0.0.1", port)
@@ -7213,7 +7211,6 @@ async def _serve_demo(dialect: DemoDialect, port: int) -> None:
 
 async def _serve_steps(engine: DemoEngine, work: asyncio.Event) -> None:
     """Let the engine's passes last as long as they say, on a schedule that late wake-ups do not stretch."""
-    import asyncio
     due_s = time.perf_counter()
     while True:
         step = engine.step()
@@ -7244,9 +7241,9 @@ class DemoConnection(NamedTuple):
 
 async def _serve_connection(connection: DemoConnection) -> None:
     """Answer one connection's requests in turn, until it closes."""
-    import asyncio
+    head = ""
     try:
-        while True:
+        while not re.search(r"(?im)^connection:\s*close", head):
             head = (await connection.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             length = re.search(r"(?im)^content-length:\s*(\d+)", head)
             payload = await connection.reader.readexactly(int(length[1])) if length else b""
@@ -7274,7 +7271,6 @@ async def _answer(connection: DemoConnection, method: str, path: str, payload: b
 
 async def _answer_chat(connection: DemoConnection, request: DemoRequest) -> None:
     """Put the request into the engine and write what its steps yield, each step's chunks in one write."""
-    import asyncio
     dialect, writer = connection.dialect, connection.writer
     done = asyncio.Event()
     logprobs: List[DemoLogprob] = []
