@@ -1280,17 +1280,18 @@ def parse_base_url(text: str, key: Optional[str] = None) -> BaseUrl:
     shown = re.sub(r"//[^/@]*@", "//", given)
     try:
         parts = urllib.parse.urlsplit(given)
+        netloc = parts.netloc.rpartition("@")[2]
+        if netloc.count(":") > 1 and not netloc.startswith("["):
+            address, _, last = netloc.rpartition(":")
+            raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{address}]:{last}")
         port = parts.port
         host = parts.hostname or ""
     except ValueError as error:
         raise MeasureError(f"{shown!r} is no server address: {error}.", _URL_FORMS) from None
-    netloc = parts.netloc.rpartition("@")[2]
     if parts.scheme not in ("http", "https"):
         raise MeasureError(f"{shown!r} does not begin with http:// or https://.", _URL_FORMS)
     if not host or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS)
-    if netloc.count(":") > 1 and not netloc.startswith("["):
-        raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{netloc.rpartition(':')[0]}]:{netloc.rpartition(':')[2]}")
     if not host.isascii():
         host = host.encode("idna").decode("ascii")
     origin = Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key))
@@ -2225,7 +2226,7 @@ def unreachable_hint(origin: Origin, error: str) -> str:
     if "TLS" in error or "certificate" in error:
         other = "http" if origin.scheme == "https" else "https"
         return "give the authority's certificate with --cafile FILE" if "certificate" in error else f"try {other}://{origin.netloc}"
-    if "not HTTP" in error or "without an answer" in error:
+    if "not HTTP" in error or "without an answer" in error or "reset" in error:
         return f"is it an HTTP server? If it speaks TLS, use https://{origin.netloc}"
     return "start the server, or check host and port"
 
