@@ -751,9 +751,9 @@ def _html_row(row: Sequence[Cell], columns: Sequence[Column]) -> str:
 
 
 def number_at(record: Record, *path: Any) -> Optional[float]:
-    """The finite number at `path` of a record; None where it, or anything on the way to it, is missing."""
+    """The number at `path` of a record; None where it, or anything on the way to it, is missing or beyond measuring."""
     value = value_at(record, *path)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e18 < value < 1e18:
         return None
     return value
 
@@ -779,14 +779,6 @@ def value_at(record: Any, *path: Any) -> Any:
     return record
 
 
-def record_kind(record: Record) -> str:
-    """endpoint | comparison | '' (no record of ours). The lesson's own lines name no kind; their keys tell."""
-    named = text_at(record, "kind")
-    if named:
-        return named
-    return "comparison" if "text_comparison" in record else "endpoint" if "latency_s" in record else ""
-
-
 def record_run(record: Record) -> str:
     """The run that a record belongs to: the label that the user gave it."""
     return text_at(record, "run") or text_at(record, "label").rpartition("/")[0] or text_at(record, "label")
@@ -799,7 +791,7 @@ def record_workload(record: Record) -> str:
 
 def record_level(record: Record) -> int:
     """The concurrency of a record; the lesson's own lines are single-stream."""
-    return int(number_at(record, "concurrency") or 1)
+    return max(1, int(number_at(record, "concurrency") or 1))
 
 
 def record_server(record: Record) -> str:
@@ -908,12 +900,12 @@ def _remember(passes: Dict[Tuple[Any, ...], Record], record: Record) -> None:
     """Keep the pass under its run, and under its prompts and model for comparisons of runs measured apart."""
     place = (record_server(record), record_workload(record), record_level(record))
     passes[(record_run(record), *place)] = record
-    passes[(record.get("prompts_sha256"), record.get("model"), *place)] = record
+    passes[(text_at(record, "prompts_sha256"), text_at(record, "model"), *place)] = record
 
 
 def _pass_of(record: Record, server: str, passes: Mapping[Tuple[Any, ...], Record]) -> Record:
     place = (server, record_workload(record), record_level(record))
-    apart = (record.get("prompts_sha256"), record.get("model"), *place)
+    apart = (text_at(record, "prompts_sha256"), text_at(record, "model"), *place)
     return passes.get((record_run(record), *place)) or (passes.get(apart, {}) if apart[0] else {})
 
 
@@ -1296,9 +1288,9 @@ def _comparison_facts(cell: ResultCell) -> List[Tuple[str, str]]:
         facts.append(("noise floor", f"baseline against itself: exact match {percent(number_at(floor, 'exact_match'))}, "
                                      f"prefix agreement {percent(number_at(floor, 'prefix_agreement'))}"))
     facts += [("throughput", f"{_rate_words(cell.baseline_tokens_per_s)} to {_rate_words(cell.speculative_tokens_per_s)}"),
-              ("ratio", _ratio_words(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
+              ("ratio", _ratio_line(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
     if number_at(record, "decode_ratio", "value") is not None:
-        facts.append(("decode speed", _ratio_words(record["decode_ratio"], None)))
+        facts.append(("decode speed", _ratio_line(record["decode_ratio"], None)))
     accuracy = [counts_words(value_at(record, side)) for side in ("baseline_accuracy", "speculative_accuracy")]
     facts += [("right answers", f"{accuracy[0]} to {accuracy[1]}")] if all(accuracy) else []
     return facts + [(word, text_at(record, "verdict", word).upper()) for word in ("speed", "answers")
@@ -1313,7 +1305,7 @@ def _agreement_words(cell: ResultCell) -> str:
     return words if prefix is None else f"{words}, prefix agreement {percent(prefix)}"
 
 
-def _ratio_words(ratio: Any, otherwise: Optional[float]) -> str:
+def _ratio_line(ratio: Any, otherwise: Optional[float]) -> str:
     """'1.54× [1.40, 1.68] from 24 pairs'."""
     value, low, high = (number_at(ratio or {}, key) for key in ("value", "low", "high"))
     words = times(value if value is not None else otherwise)
@@ -1591,7 +1583,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a chart says around its data. `high` is the top of the value axis; `reference` a line to hold values against."""
+    """What a chart says around its data. `reference` is a line to hold values against.
+
+    The value axis goes from `low` to `high`; a `low` above 0 makes it logarithmic: each grid line is twice the one below.
+    """
 
     title: str
     x_name: str
@@ -1599,7 +1594,15 @@ class Chart:
     high: float
     x_ticks: Tuple[float, ...] = ()
     reference: Optional[Tuple[float, str]] = None
-    log_x: bool = False
+    low: float = 0
+
+    @property
+    def value_ticks(self) -> List[float]:
+        """The values that have a grid line."""
+        if not self.low:
+            return nice_ticks(self.high)
+        steps = range(math.floor(math.log2(self.low)), math.ceil(math.log2(max(self.high, self.low * 2))) + 1)
+        return [2.0 ** step for step in steps]
 
 
 @dataclass(frozen=True)
@@ -1614,7 +1617,7 @@ class Scale:
 
     def at(self, value: float) -> float:
         """Where the value is drawn; values beyond the ends are drawn at the ends."""
-        low, high, value = (math.log2(n) if self.log else n for n in (self.low, self.high, max(value, 1e-9)))
+        low, high, value = (math.log2(max(n, 1e-9)) if self.log else n for n in (self.low, self.high, value))
         share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
         return self.start + share * (self.end - self.start)
 
@@ -1647,8 +1650,8 @@ def line_chart(chart: Chart, series: Sequence[Series]) -> str:
     if not series:
         return _nothing(chart.title)
     ticks = chart.x_ticks or tuple(sorted({point.x for each in series for point in each.known}))
-    x = Scale(min(ticks), max(ticks), 54, _WIDE - _LABEL_ROOM - 14, chart.log_x)
-    y = Scale(0, nice_ticks(chart.high)[-1], 206, 12)
+    x = Scale(min(ticks), max(ticks), 58, _WIDE - _LABEL_ROOM - 14, log=bool(chart.x_ticks))
+    y = Scale(chart.value_ticks[0], chart.value_ticks[-1], 206, 12, log=bool(chart.low))
     parts = [_value_axis(chart, y), _level_axis(chart, x, ticks), _reference_line(chart, y)]
     parts += [_line(each, x, y, _dodge(i, len(series))) for i, each in enumerate(series)]
     return _svg(240, chart.title, _described(chart, series), parts + [_line_names(series, y)])
@@ -1656,13 +1659,13 @@ def line_chart(chart: Chart, series: Sequence[Series]) -> str:
 
 def _dodge(i: int, count: int) -> float:
     """A few units aside, so that the whiskers of neighbours can be told apart."""
-    return (i - (count - 1) / 2) * min(3.0, 16 / count)
+    return (i - (count - 1) / 2) * min(2.5, 12 / count)
 
 
 def _value_axis(chart: Chart, y: Scale) -> str:
-    ticks = nice_ticks(chart.high)
-    lines = [f'<path class="grid" d="M34 {_at(y.at(tick))}H{_WIDE - _LABEL_ROOM}"/>'
-             f'<text x="30" y="{_at(y.at(tick) + 4)}" text-anchor="end">{_tick(tick)}</text>' for tick in ticks]
+    lines = [f'<path class="grid" d="M42 {_at(y.at(tick))}H{_WIDE - _LABEL_ROOM}"/>'
+             f'<text x="37" y="{_at(y.at(tick) + 4)}" text-anchor="end">{_tick(tick)}</text>'
+             for tick in chart.value_ticks]
     return "".join(lines)
 
 
@@ -1677,8 +1680,8 @@ def _reference_line(chart: Chart, y: Scale) -> str:
     if chart.reference is None:
         return ""
     value, words = chart.reference
-    return (f'<path class="ref" d="M34 {_at(y.at(value))}H{_WIDE - _LABEL_ROOM}"/>'
-            f'<text class="soft" x="36" y="{_at(y.at(value) - 4)}">{html_text(words)}</text>')
+    return (f'<path class="ref" d="M42 {_at(y.at(value))}H{_WIDE - _LABEL_ROOM}"/>'
+            f'<text class="soft" x="44" y="{_at(y.at(value) - 4)}">{html_text(words)}</text>')
 
 
 def _line(series: Series, x: Scale, y: Scale, aside: float) -> str:
@@ -1710,10 +1713,10 @@ def _colour(style: int) -> str:
 
 def _line_names(series: Sequence[Series], y: Scale) -> str:
     """The name of each line beside its end, with its marker, moved apart where lines end close together."""
-    left = _WIDE - _LABEL_ROOM + 8
+    left = _WIDE - _LABEL_ROOM + 11
     tops = spread([y.at(each.known[-1].y) for each in series], 14, 206)
     return "".join(f'<g class="{_colour(each.style)}">{_marker(each.style, left, top)}'
-                   f'<text class="name" x="{left + 8}" y="{_at(top + 4)}">{html_text(abbreviated(each.name, 16))}</text></g>'
+                   f'<text class="name" x="{left + 7}" y="{_at(top + 4)}">{html_text(abbreviated(each.name, 16))}</text></g>'
                    for each, top in zip(series, tops))
 
 
@@ -1732,40 +1735,50 @@ def bar_chart(chart: Chart, bars: Sequence[Bar]) -> str:
     """Bars that lie, one a configuration, names on the left and values in words at their ends."""
     if not any(bar.value is not None for bar in bars):
         return _nothing(chart.title)
-    x = Scale(0, nice_ticks(chart.high, 4)[-1], _LABEL_ROOM, _WIDE - 62)
-    bottom = 12 + 24 * len(bars)
+    ticks = nice_ticks(chart.high)
+    x, bottom = Scale(0, ticks[-1], _LABEL_ROOM, _WIDE - 84), 12 + 24 * len(bars)
     parts = [f'<path class="grid" d="M{_at(x.at(tick))} 8V{bottom}"/>'
-             f'<text x="{_at(x.at(tick))}" y="{bottom + 14}" text-anchor="middle">{_tick(tick)}</text>'
-             for tick in nice_ticks(chart.high, 4)]
+             f'<text x="{_at(x.at(tick))}" y="{bottom + 14}" text-anchor="middle">{_tick(tick)}</text>' for tick in ticks]
     parts += [_bar(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
-    if chart.reference:
-        value, words = chart.reference
-        left = x.at(value)
-        side = "end" if left > _WIDE / 2 + 20 else "start"
-        parts.append(f'<path class="ref" d="M{_at(left)} 4V{bottom + 20}"/><text class="soft" text-anchor="{side}" '
-                     f'x="{_at(left + (-3 if side == "end" else 3))}" y="{bottom + 29}">{html_text(words)}</text>')
+    parts += [_upright_reference(chart.reference, x, bottom)] if chart.reference else []
+    parts += [_bar_words(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
     words = "; ".join(f"{bar.name} {bar.words}" for bar in bars)
-    return _svg(bottom + 34, chart.title, words, parts)
+    return _svg(bottom + (34 if chart.reference else 20), chart.title, words, parts)
+
+
+def _upright_reference(reference: Tuple[float, str], x: Scale, bottom: float) -> str:
+    left, side = x.at(reference[0]), "end" if x.at(reference[0]) > _WIDE / 2 + 20 else "start"
+    return (f'<path class="ref" d="M{_at(left)} 4V{bottom + 20}"/><text class="soft" text-anchor="{side}" '
+            f'x="{_at(left + (-3 if side == "end" else 3))}" y="{bottom + 29}">{html_text(reference[1])}</text>')
 
 
 def _bar(bar: Bar, x: Scale, top: float) -> str:
     name = (f'<text class="name" x="{_LABEL_ROOM - 8}" y="{_at(top + 14)}" text-anchor="end">'
             f'{html_text(abbreviated(bar.name, 17))}</text>')
     if bar.value is None:
-        return f'{name}<text class="soft" x="{_LABEL_ROOM + 5}" y="{_at(top + 14)}">not measured</text>'
-    end = x.at(bar.value)
-    known = bar.low is not None and bar.high is not None
-    whisker = (f'<path class="whisker over" d="M{_at(x.at(bar.low))} {_at(top + 10)}H{_at(x.at(bar.high))}m0-2.5v5'
-               f'M{_at(x.at(bar.low))} {_at(top + 7.5)}v5"/>') if known else ""
-    beyond = max(end, x.at(bar.high)) if known else end
+        return name
+    whisker = ""
+    if bar.low is not None and bar.high is not None:
+        whisker = (f'<path class="whisker over" d="M{_at(x.at(bar.low))} {_at(top + 10)}H{_at(x.at(bar.high))}'
+                   f'm0-2.5v5M{_at(x.at(bar.low))} {_at(top + 7.5)}v5"/>')
     return (f'<g class="{_colour(bar.style)}">{name}<rect class="bar" x="{_LABEL_ROOM}" y="{_at(top + 2)}" '
-            f'width="{_at(max(end - _LABEL_ROOM, 0.5))}" height="16" rx="2"/>{whisker}</g>'
-            f'<text class="value" x="{_at(beyond + 5)}" y="{_at(top + 14)}">{html_text(bar.words)}</text>')
+            f'width="{_at(max(x.at(bar.value) - _LABEL_ROOM, 0.5))}" height="16" rx="2"/>{whisker}</g>')
+
+
+def _bar_words(bar: Bar, x: Scale, top: float) -> str:
+    """The value beside the bar, drawn last so that no line crosses it."""
+    if bar.value is None:
+        return f'<text class="soft" x="{_LABEL_ROOM + 5}" y="{_at(top + 14)}">not measured</text>'
+    beyond = max(x.at(bar.value), x.at(bar.high or 0))
+    return f'<text class="value" x="{_at(beyond + 5)}" y="{_at(top + 14)}">{html_text(bar.words)}</text>'
 
 
 # The break-even map: where in the plane of acceptance rate and draft cost a chain of k drafted tokens pays.
 
 _BANDS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)      # speedups at the borders of the map's bands
+
+
+_MAP_STEPS = 48
 
 
 class MapPoint(NamedTuple):
@@ -1781,13 +1794,15 @@ def heat_map(title: str, draft_length: int, points: Sequence[MapPoint]) -> str:
     """Predicted speedup over acceptance rate and draft cost for one draft length, with the measured points numbered."""
     top_cost = nice_ticks(max([0.2] + [point.cost * 1.15 for point in points]), 4)[-1]
     x, y = Scale(0, 1, 44, _WIDE - 12), Scale(0, top_cost, 226, 12)
-    edges = [[(_alpha_at(speed, draft_length, top_cost * i / 24), top_cost * i / 24) for i in range(25)] for speed in _BANDS]
+    costs = [top_cost * i / _MAP_STEPS for i in range(_MAP_STEPS + 1)]
+    edges = [[(_alpha_at(speed, draft_length, cost), cost) for cost in costs] for speed in _BANDS]
     parts = [f'<rect class="b0" x="{x.start}" y="{y.end}" width="{x.end - x.start}" height="{y.start - y.end}"/>']
     parts += [_band(i + 1, edge, x, y) for i, edge in enumerate(edges)]
-    parts += [_contour(speed, edge, x, y) for speed, edge in zip(_BANDS, edges)]
+    parts += [_contour(i, edge, x, y) for i, edge in enumerate(edges)]
     parts += [_map_axes(x, y, top_cost)] + _map_points(points, x, y)
-    words = "; ".join(f"{i}: {point.name}, acceptance {point.alpha:.2f}, cost {point.cost:.3f}" for i, point in enumerate(points, 1))
-    return _svg(262, title, f"Speedup predicted for draft length {draft_length}. Measured points: {words or 'none'}.", parts)
+    words = "; ".join(f"{i}: {point.name}, acceptance {point.alpha:.2f}, cost {point.cost:.3f}"
+                      for i, point in enumerate(points, 1))
+    return _svg(262, title, f"Speedup predicted for draft length {draft_length}. Measured: {words or 'none'}.", parts)
 
 
 def _expected_tokens(alpha: float, k: int) -> float:
@@ -1795,12 +1810,17 @@ def _expected_tokens(alpha: float, k: int) -> float:
     return k + 1.0 if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
 
 
+def _predicted_speedup(alpha: float, k: int, cost: float) -> float:
+    """S = E / (1 + k c): a prediction of the model, not a measurement."""
+    return _expected_tokens(alpha, k) / (1 + k * cost)
+
+
 def _alpha_at(speedup: float, k: int, cost: float) -> float:
     """The acceptance rate at which E / (1 + k c) is the speedup; 1 where it is out of reach, 0 where it is passed at once."""
-    needed, low, high = speedup * (1 + k * cost), 0.0, 1.0
-    for _ in range(30):
+    low, high = 0.0, 1.0
+    for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if _expected_tokens(middle, k) < needed else (low, middle)
+        low, high = (middle, high) if _predicted_speedup(middle, k, cost) < speedup else (low, middle)
     return high
 
 
@@ -1810,30 +1830,51 @@ def _band(number_of: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scal
     return f'<path class="b{number_of}" d="M{outline}H{_at(x.end)}V{_at(y.start)}z"/>'
 
 
-def _contour(speed: float, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
-    inside = [(x.at(alpha), y.at(cost)) for alpha, cost in edge if 1e-6 < alpha < 1 - 1e-6]
-    if len(inside) < 2:
+def _contour(i: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
+    """The border of a band with its speedup written on it, neighbours at different heights."""
+    at_once = [alpha for alpha, _ in edge if alpha < 1e-4]        # here even no acceptance reaches the speedup
+    inside = [(x.at(alpha), y.at(cost)) for alpha, cost in edge[max(0, len(at_once) - 1):] if alpha < 1 - 1e-4]
+    if len(inside) < 8:
         return ""
     line = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top in inside)
-    left, top = inside[-1]
-    return (f'<path class="{"even" if speed == 1 else "contour"}" d="{line}"/>'
-            f'<text class="on-map" x="{_at(min(left, x.end - 16))}" y="{_at(max(top, y.end) + 12)}" text-anchor="middle">'
-            f'{_tick(speed)}×</text>')
+    left, top = inside[-2 - 3 * (i % 3)]
+    return (f'<path class="{"even" if _BANDS[i] == 1 else "contour"}" d="{line}"/><text class="on-map" '
+            f'x="{_at(min(left, x.end - 14))}" y="{_at(top + 9)}" text-anchor="middle">{_tick(_BANDS[i])}×</text>')
 
 
 def _map_axes(x: Scale, y: Scale, top_cost: float) -> str:
-    parts = [f'<text x="{_at(x.at(share))}" y="241" text-anchor="middle">{_tick(share)}</text>' for share in (0, 0.25, 0.5, 0.75, 1)]
-    parts += [f'<text x="40" y="{_at(y.at(cost) + 4)}" text-anchor="end">{_tick(cost)}</text>' for cost in nice_ticks(top_cost, 4)]
-    parts.append(f'<text class="soft" x="{_at((x.start + x.end) / 2)}" y="256" text-anchor="middle">acceptance rate of a drafted token</text>')
-    parts.append('<text class="soft" transform="translate(10 119) rotate(-90)" text-anchor="middle">cost of a drafted token [target steps]</text>')
+    parts = [f'<text x="{_at(x.at(share))}" y="241" text-anchor="middle">{_tick(share)}</text>'
+             for share in (0, 0.25, 0.5, 0.75, 1)]
+    parts += [f'<text x="40" y="{_at(y.at(cost) + 4)}" text-anchor="end">{_tick(cost)}</text>'
+              for cost in nice_ticks(top_cost, 4)]
+    parts.append(f'<text class="soft" x="{_at((x.start + x.end) / 2)}" y="256" text-anchor="middle">'
+                 "acceptance rate of a drafted token</text>")
+    parts.append('<text class="soft" transform="translate(10 119) rotate(-90)" text-anchor="middle">'
+                 "cost of a drafted token [target steps]</text>")
     return "".join(parts)
 
 
 def _map_points(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[str]:
-    tops = spread([y.at(point.cost) for point in points], 0, y.start)
-    return [f'<g class="{_colour(point.style)}"><circle class="point" cx="{_at(x.at(point.alpha))}" cy="{_at(top)}" r="8"/>'
-            f'<text class="digit" x="{_at(x.at(point.alpha))}" y="{_at(top + 3.7)}" text-anchor="middle">{i}</text></g>'
-            for i, (point, top) in enumerate(zip(points, tops), 1)]
+    """Numbered circles, each tied to its place where it had to step aside."""
+    parts = []
+    for i, (point, (left, top)) in enumerate(zip(points, _apart(points, x, y)), 1):
+        true_left, true_top = _at(x.at(point.alpha)), _at(y.at(point.cost))
+        parts.append(f'<g class="{_colour(point.style)}"><path class="tie" d="M{true_left} {true_top}L{_at(left)} {_at(top)}"/>'
+                     f'<circle class="spot" cx="{true_left}" cy="{true_top}" r="2.5"/>'
+                     f'<circle class="point" cx="{_at(left)}" cy="{_at(top)}" r="8"/>'
+                     f'<text class="digit" x="{_at(left)}" y="{_at(top + 3.9)}" text-anchor="middle">{i}</text></g>')
+    return parts
+
+
+def _apart(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[Tuple[float, float]]:
+    """Where the circles are drawn: above their places, and above a circle that is there already."""
+    placed: List[Tuple[float, float]] = []
+    for point in points:
+        left, top = x.at(point.alpha), y.at(point.cost) - 16
+        while any(math.hypot(left - other, top - height) < 17 for other, height in placed) and top > 20:
+            top -= 4
+        placed.append((left, top))
+    return placed
 
 
 def _svg(height: float, title: str, words: str, parts: Sequence[str]) -> str:
@@ -1947,10 +1988,14 @@ def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
     of = f"of {len(cells)} measurements" if len(cells) > 1 else "the one measurement"
     if not any(words):
         return ("plain", "A ratio, no verdict", f"The best ratio is {ratio}; these records carry no interval that would tell it from chance.")
+    loss = _known(f"{cell.configuration} on {_place(cell)}" for cell, word in zip(cells, words) if word == "slower")
     if faster == len(cells):
         return ("good", "Yes, it pays", f"With speculation every measurement is faster, at best {ratio}.")
     if faster:
-        return ("mixed", "It depends", f"Speculation is faster in {faster} and slower in {slower} {of}; at best it reaches {ratio}.")
+        mostly = faster >= 0.8 * len(cells) and slower <= 0.1 * len(cells)
+        kind, word = ("good", "Yes, nearly everywhere") if mostly else ("mixed", "It depends")
+        less = f" and slower in {slower} ({_listed(loss, 2)})" if slower else ""
+        return (kind, word, f"Speculation is faster in {faster} {of}{less}; at best it reaches {ratio}.")
     if slower:
         return ("bad", "No, it costs", f"Speculation is slower in {slower} {of} and faster in none; its best is {ratio}.")
     return ("plain", "No difference to be seen", f"In {of} the speed cannot be told from the baseline's; the best is {ratio}.")
@@ -1997,7 +2042,7 @@ def _conditions(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
              ("Answer limit", [f"{count} tokens" for count in _counts_seen(passes, "max_tokens")]),
              ("Prompts digest", _known(text_at(record, "prompts_sha256")[:16] for record in records)),
              ("Track", _known(text_at(record, "track") for record in records)),
-             ("Measured", _known(sorted(text_at(record, "recorded_at") for record in records))[:1]),
+             ("Measured", _days(cells)),
              ("Client", _known(_client_words(record) for record in passes)),
              ("Run files", _known(text_at(record, "run_file") for record in records)))
     listed = "".join(f"<div><dt>{name}</dt><dd>{html_text(', '.join(values))}</dd></div>" for name, values in facts if values)
@@ -2064,25 +2109,51 @@ def _highest(values: Iterable[Optional[float]]) -> float:
     return max([value for value in values if value is not None], default=1.0)
 
 
+_BEST_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Speedup", "", 2),
+                 number("Low", "", 2), number("High", "", 2), Column("Verdict"))
+
+
 def _best_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
     """The best level of each configuration, a chart a workload, the fastest first."""
     if not cells:
         return None
-    high = _highest([cell.speedup_interval[1] for cell in cells] + [cell.speedup for cell in cells])
-    figures, rows = [], []
-    for workload, own in _workloads(cells).items():
-        best = sorted((max(by_level.values(), key=lambda cell: cell.speedup or 0) for by_level in _by_configuration(own).values()),
-                      key=lambda cell: -(cell.speedup or 0))
-        bars = [Bar(cell.configuration, styles[cell.configuration], cell.speedup, *cell.speedup_interval,
-                    f"{times(cell.speedup)} at {cell.concurrency}") for cell in best]
-        chart = Chart(f"Best speedup on {workload}", "speedup", "×", high, reference=(1.0, "1: no gain"))
-        figures.append((workload, bar_chart(chart, bars)))
-        rows += [(workload, cell.configuration, cell.concurrency, cell.speedup, *cell.speedup_interval,
-                  text_at(cell.comparison, "verdict", "speed") or None) for cell in best]
-    table = Table("Best speedup of each configuration", (Column("Workload"), Column("Configuration"), number("Concurrency"),
-                  number("Speedup", "", 2), number("Low", "", 2), number("High", "", 2), Column("Verdict")), tuple(rows))
-    lead = "<p>Decode speed of a request over the baseline's at the same concurrency; whiskers are 95 % intervals.</p>"
-    return ("best", "Best speedup", lead + _grid(figures) + _behind([table]))
+    best = {workload: _best_cells(own) for workload, own in _workloads(cells).items()}
+    bars = {workload: [Bar(cell.configuration, styles[cell.configuration], cell.speedup, *cell.speedup_interval,
+                           f"{times(cell.speedup)} at {cell.concurrency}") for cell in own]
+            for workload, own in best.items()}
+    chart = Chart("best speedup", "speedup", "×", _highest_speedup(cells), reference=(1.0, "1: no gain"))
+    rows = [(workload, cell.configuration, cell.concurrency, cell.speedup, *cell.speedup_interval,
+             text_at(cell.comparison, "verdict", "speed") or None) for workload, own in best.items() for cell in own]
+    lead = ("<p>Decode speed of a request over the baseline's at the same concurrency, with the concurrency at which it "
+            "is best; whiskers are 95 % intervals.</p>")
+    table = Table("Best speedup of each configuration", _BEST_COLUMNS, tuple(rows))
+    return ("best", "Best speedup", lead + _grid(_bar_figures(bars, chart)) + _behind([table]))
+
+
+def _best_cells(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """Of each configuration the level where it gains most, the greatest gain first."""
+    best = [max(by_level.values(), key=lambda cell: cell.speedup or 0) for by_level in _by_configuration(cells).values()]
+    return sorted(best, key=lambda cell: -(cell.speedup or 0))
+
+
+def _highest_speedup(cells: Sequence[ResultCell]) -> float:
+    return _highest([cell.speedup_interval[1] for cell in cells] + [cell.speedup for cell in cells])
+
+
+def _bar_figures(bars: Mapping[str, Sequence[Bar]], chart: Chart,
+                 floors: Mapping[str, Optional[Tuple[float, str]]] = {}) -> List[Tuple[str, str]]:
+    """A chart a workload; one chart of all workloads where each has a single bar. `floors` are the charts' own lines."""
+    if len(bars) > 1 and all(len(own) == 1 for own in bars.values()):
+        named = [own[0]._replace(name=workload, words=_beside(own[0].words, floors.get(workload)))
+                 for workload, own in bars.items()]
+        return [(f"{chart.title}: {_listed(_known(own[0].name for own in bars.values()))}", bar_chart(chart, named))]
+    return [(f"{workload}: {chart.title}", bar_chart(
+        replace(chart, title=f"{workload}: {chart.title}", reference=floors.get(workload) or chart.reference), own))
+        for workload, own in bars.items()]
+
+
+def _beside(words: str, floor: Optional[Tuple[float, str]]) -> str:
+    return words if floor is None else f"{words} ({floor[0]:.0f})"
 
 
 def _level_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], of: str) -> List[Series]:
@@ -2093,14 +2164,25 @@ def _level_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], of: str
 
 
 def _speedup_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+    """Speedup over the levels with intervals; without a second level only the verdicts are left to tell."""
     if not cells:
         return None
-    high = _highest([cell.speedup_interval[1] for cell in cells] + [cell.speedup for cell in cells])
+    if not _has_levels(cells):
+        return ("speedup", "Verdicts", table_html(_verdict_table(cells)) + _advice_list(cells))
+    lows = [value for cell in cells for value in (cell.speedup, cell.speedup_interval[0]) if value]
     figures = [(workload, line_chart(
-        Chart(f"Speedup by concurrency on {workload}", "requests at once", "×", high, tuple(_levels(own)), (1.0, ""), True),
-        _level_lines(own, styles, "speedup"))) for workload, own in _workloads(cells).items()]
-    lead = "<p>Above the line at 1 speculation pays. Gains shrink as more requests share the target's passes.</p>"
-    return ("speedup", "Speedup by concurrency", lead + _grid(figures) + _behind([_verdict_table(cells)]) + _advice_list(cells))
+        Chart(f"Speedup by concurrency on {workload}", "requests at once", "×", _highest_speedup(cells),
+              tuple(_levels(own)), (1.0, ""), max(0.125, min([0.5] + lows))), _level_lines(own, styles, "speedup")))
+        for workload, own in _workloads(cells).items()]
+    lead = ("<p>Above the dashed line at 1 speculation pays; each grid line is twice the one below. Gains shrink as more "
+            "requests share the target's passes.</p>")
+    return ("speedup", "Speedup by concurrency", lead + _grid(figures) + _behind([_verdict_table(cells)])
+            + _advice_list(cells))
+
+
+def _has_levels(cells: Sequence[ResultCell]) -> bool:
+    """Whether any workload was measured at more than one level."""
+    return any(len(_levels(own)) > 1 for own in _workloads(cells).values())
 
 
 _VERDICT_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Decode ratio", "", 2),
@@ -2127,20 +2209,36 @@ def _advice_list(cells: Sequence[ResultCell]) -> str:
     return f'<div class="advice"><h3>What to try</h3><ul>{items}</ul></div>' if items else ""
 
 
+_RATES = ((("decode_tokens_per_s", "mean"), "decode speed [tokens/s]"), (("output_tokens_per_s",), "throughput [tokens/s]"))
+
+
 def _rates_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
-    """Decode speed of a request and output throughput of the server, the baseline among the lines."""
+    """Decode speed of a request and output throughput of the server, the baseline among them."""
     if not cells:
         return None
-    figures = []
-    for path, words in ((("decode_tokens_per_s", "mean"), "decode speed of a request [tokens/s]"),
-                        (("output_tokens_per_s",), "output throughput [tokens/s]")):
+    figures: List[Tuple[str, str]] = []
+    for path, words in _RATES:
         lines = {workload: _pass_lines(own, styles, path) for workload, own in _workloads(cells).items()}
         high = _highest(point.y for series in lines.values() for each in series for point in each.points)
-        figures += [(f"{workload}: {words}", line_chart(
-            Chart(f"{workload}: {words}", "requests at once", " tokens/s", high, tuple(_levels(_workloads(cells)[workload])), None, True),
-            series)) for workload, series in lines.items()]
-    lead = "<p>Two numbers, never mixed: how fast one answer is written, and how many tokens the server gives in all.</p>"
+        if _has_levels(cells):
+            figures += [(f"{workload}: {words}", line_chart(_rate_chart(workload, words, high, cells), series))
+                        for workload, series in lines.items()]
+        elif any(each.known for series in lines.values() for each in series):
+            figures += _bar_figures({workload: [_rate_bar(each) for each in series] for workload, series in lines.items()},
+                                    Chart(words, "tokens/s", " tokens/s", high))
+    lead = ("<p>Two numbers, never mixed: how fast one answer is written, and how many tokens the server gives in all its "
+            "answers together.</p>")
     return ("rates", "Speed and throughput", lead + _grid(figures) + _behind([_pass_table(cells)]))
+
+
+def _rate_chart(workload: str, words: str, high: float, cells: Sequence[ResultCell]) -> Chart:
+    levels = tuple(_levels(_workloads(cells)[workload]))
+    return Chart(f"{workload}: {words}", "requests at once", " tokens/s", high, levels)
+
+
+def _rate_bar(series: Series) -> Bar:
+    value = series.points[-1].y
+    return Bar(series.name, series.style, value, None, None, _decimal(value, 1))
 
 
 def _pass_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], path: Sequence[str]) -> List[Series]:
@@ -2178,85 +2276,100 @@ def _pass_row(record: Record) -> Tuple[Cell, ...]:
 
 def _position_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
     """Acceptance along the chain at the lowest level of each workload."""
-    figures, rows = [], []
-    for workload, own in _workloads(cells).items():
-        shares = {cell.configuration: _position_shares(cell) for cell in own
-                  if cell.concurrency == _levels(own)[0] and _position_shares(cell)}
-        series = [Series(name, styles[name], tuple(Point(i, share * 100) for i, share in enumerate(values, 1)))
-                  for name, values in shares.items()]
-        if series:
-            figures.append((workload, line_chart(Chart(f"Acceptance by position on {workload}", "position in the draft", " %", 100), series)))
-        rows += [(workload, name, *values) for name, values in shares.items()]
-    if not figures:
+    shares = {workload: {cell.configuration: _position_shares(cell) for cell in _lowest(own) if _position_shares(cell)}
+              for workload, own in _workloads(cells).items()}
+    shares = {workload: own for workload, own in shares.items() if own}
+    if not shares:
         return None
-    longest = max(len(row) for row in rows) - 2
-    table = Table("Share of the drafts whose token at this position was accepted", (
-        Column("Workload"), Column("Configuration"), *[number(str(i), "%", 0, 100) for i in range(1, longest + 1)]),
-        tuple(row + (None,) * (longest + 2 - len(row)) for row in rows))
-    lead = "<p>Per cent of the drafts whose token at that position was accepted, at the lowest concurrency. It falls along the chain: a longer draft buys less and less.</p>"
-    return ("position", "Acceptance by position", lead + _grid(figures) + _behind([table]))
+    figures = [(workload, line_chart(
+        Chart(f"Acceptance by position on {workload}", "position in the draft", " %", 100),
+        [Series(name, styles[name], tuple(Point(i, share * 100) for i, share in enumerate(values, 1)))
+         for name, values in own.items()])) for workload, own in shares.items()]
+    lead = ("<p>Per cent of the drafts whose token at that position was accepted, at the lowest concurrency. It falls along "
+            "the chain: a longer draft buys less and less.</p>")
+    return ("position", "Acceptance by position", lead + _grid(figures) + _behind([_position_table(shares)]))
+
+
+def _position_table(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    longest = max(len(values) for own in shares.values() for values in own.values())
+    rows = [(workload, name, *values, *[None] * (longest - len(values)))
+            for workload, own in shares.items() for name, values in own.items()]
+    columns = [number(f"{i}", "%", 0, 100) for i in range(1, longest + 1)]
+    return Table("Share of the drafts whose token at this position was accepted",
+                 (Column("Workload"), Column("Configuration"), *columns), tuple(rows))
+
+
+def _lowest(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """The cells of the lowest level."""
+    return [cell for cell in cells if cell.concurrency == _levels(cells)[0]]
 
 
 def _position_shares(cell: ResultCell) -> List[float]:
     """Accepted at position i over drafts; empty where it was not measured."""
     stored = list_at(cell.comparison, "break_even", "acceptance_by_position")
-    if stored and all(isinstance(share, (int, float)) for share in stored):
-        return stored
-    drafts, accepted = number_at(cell.speculative, "acceptance", "drafts"), list_at(cell.speculative, "acceptance", "accepted_by_position")
-    return [count / drafts for count in accepted] if drafts else []
+    drafts = number_at(cell.speculative, "acceptance", "drafts")
+    accepted = list_at(cell.speculative, "acceptance", "accepted_by_position")
+    shares = stored or ([count / drafts for count in accepted] if drafts else [])
+    return shares if all(isinstance(share, (int, float)) for share in shares) else []
 
 
 def _answers_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
     """Exact match and prefix agreement at the lowest level, beside the baseline's agreement with itself."""
     if not cells:
         return None
-    figures = []
-    for workload, own in _workloads(cells).items():
-        lowest = [cell for cell in own if cell.concurrency == _levels(own)[0]]
-        floor = _first_known(*[value_at(cell.comparison, "noise_floor") for cell in lowest]) or {}
-        for key, words in (("exact_match", "exact match"), ("prefix_agreement", "prefix agreement")):
-            bars = [_share_bar(cell.configuration, styles[cell.configuration],
-                               cell.exact_match if key == "exact_match" else number_at(cell.comparison, key)) for cell in lowest]
-            figures.append((f"{workload}: {words} [%]", bar_chart(_share_chart(f"{workload}: {words}", number_at(floor, key), "noise floor"), bars)))
-    lead = ("<p>Exact match: answers that are the same byte for byte. Prefix agreement: share of the baseline's text reproduced before "
-            "the first difference. The dashed line is the noise floor, the baseline against itself: what disagreement costs nothing.</p>")
+    figures: List[Tuple[str, str]] = []
+    for key, words in (("exact_match", "exact match [%]"), ("prefix_agreement", "prefix agreement [%]")):
+        bars = {workload: [_share_bar(cell.configuration, styles, _agreement_share(cell, key)) for cell in _lowest(own)]
+                for workload, own in _workloads(cells).items()}
+        floors = {workload: _floor_line(_lowest(own), key) for workload, own in _workloads(cells).items()}
+        figures += _bar_figures(bars, Chart(words, "share", " %", 100), floors)
+    lead = ("<p>Exact match: answers that are the same byte for byte. Prefix agreement: share of the baseline's text "
+            "reproduced before the first difference. The dashed line (or the number in brackets) is the noise floor, the "
+            "baseline against itself: what disagreement costs nothing.</p>")
     tables = [_outputs_table(workload, own) for workload, own in _workloads(cells).items()]
     return ("answers", "Did the answers stay the same?", lead + _grid(figures) + _behind(tables))
 
 
-def _share_bar(name: str, style: int, share: Optional[float]) -> Bar:
-    return Bar(name, style, None if share is None else share * 100, None, None, percent(share))
+def _agreement_share(cell: ResultCell, key: str) -> Optional[float]:
+    return cell.exact_match if key == "exact_match" else number_at(cell.comparison, key)
 
 
-def _share_chart(title: str, reference: Optional[float], words: str) -> Chart:
-    line = None if reference is None else (reference * 100, f"{words} {percent(reference)}")
-    return Chart(title, "share", " %", 100, reference=line)
+def _floor_line(cells: Sequence[ResultCell], key: str) -> Optional[Tuple[float, str]]:
+    share = _first_known(*[number_at(cell.comparison, "noise_floor", key) for cell in cells])
+    return None if share is None else (share * 100, f"noise floor {percent(share)}")
+
+
+def _share_bar(name: str, styles: Mapping[str, int], share: Optional[float], words: str = "") -> Bar:
+    value = None if share is None else share * 100
+    return Bar(name, styles.get(name, BASELINE_STYLE), value, None, None, words or percent(share))
 
 
 def _accuracy_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
-    """Right answers of the workloads that are graded, the baseline's as the line to hold them against."""
-    figures, rows = [], []
-    for workload, own in _workloads(cells).items():
-        lowest = [cell for cell in own if cell.concurrency == _levels(own)[0]]
-        graded = [(cell, _first_known(value_at(cell.comparison, "speculative_accuracy"), value_at(cell.speculative, "accuracy"))) for cell in lowest]
-        before = _first_known(*[_first_known(value_at(cell.comparison, "baseline_accuracy"), value_at(cell.baseline, "accuracy")) for cell in lowest])
-        bars = [Bar(cell.configuration, styles[cell.configuration], _hundred(found), None, None, counts_words(found) or DASH)
-                for cell, found in graded if cell.configuration and _share(found) is not None]
-        if not bars and _share(before) is None:
-            continue
-        bars = bars or [Bar(BASELINE, BASELINE_STYLE, _hundred(before), None, None, counts_words(before) or DASH)]
-        figures.append((f"{workload}: right answers [%]", bar_chart(_share_chart(f"{workload}: right answers", _share(before), "baseline"), bars)))
-        rows += [(workload, BASELINE, counts_words(before), _share(before))]
-        rows += [(workload, cell.configuration, counts_words(found), _share(found)) for cell, found in graded if cell.configuration]
-    if not figures:
+    """Right answers of the workloads that are graded, the baseline's first."""
+    graded = {workload: _graded(own) for workload, own in _workloads(cells).items()}
+    graded = {workload: own for workload, own in graded.items() if own}
+    if not graded:
         return None
-    table = Table("Right answers", (Column("Workload"), Column("Server"), number("Right"), number("Share", "%", 0, 100)), tuple(rows))
-    return ("accuracy", "Accuracy", "<p>Answers that could be graded. This is the check that matters most.</p>" + _grid(figures) + _behind([table]))
+    bars = {workload: [_share_bar(name, styles, _share(found), counts_words(found) or "") for name, found in own.items()]
+            for workload, own in graded.items()}
+    rows = [(workload, name, counts_words(found), _share(found)) for workload, own in graded.items()
+            for name, found in own.items()]
+    columns = (Column("Workload"), Column("Server"), number("Right"), number("Share", "%", 0, 100))
+    figures = _bar_figures(bars, Chart("right answers [%]", "share", " %", 100))
+    return ("accuracy", "Accuracy", "<p>Right answers among those that could be graded: the check that matters most.</p>"
+            + _grid(figures) + _behind([Table("Right answers", columns, tuple(rows))]))
 
 
-def _hundred(accuracy: Any) -> Optional[float]:
-    share = _share(accuracy)
-    return None if share is None else share * 100
+def _graded(cells: Sequence[ResultCell]) -> Dict[str, Any]:
+    """Each server's {correct, of} at the lowest level, of those that were graded."""
+    found: Dict[str, Any] = {}
+    for cell in _lowest(cells):
+        found.setdefault(BASELINE, _first_known(value_at(cell.comparison, "baseline_accuracy"),
+                                                value_at(cell.baseline, "accuracy")))
+        if cell.configuration:
+            found[cell.configuration] = _first_known(value_at(cell.comparison, "speculative_accuracy"),
+                                                     value_at(cell.speculative, "accuracy"))
+    return {name: accuracy for name, accuracy in found.items() if _share(accuracy) is not None}
 
 
 def _map_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
@@ -2279,13 +2392,14 @@ def _map_point(cell: ResultCell, styles: Mapping[str, int]) -> Optional[MapPoint
     length = number_at(cell.comparison, "break_even", "draft_length")
     if alpha is None or cost is None or not length:
         return None
-    return MapPoint(alpha, cost, styles[cell.configuration], f"{cell.configuration} on {cell.workload}")
+    return MapPoint(alpha, cost, styles[cell.configuration], f"{cell.configuration}, {cell.workload}")
 
 
 def _map_figure(length: int, found: Sequence[Tuple[ResultCell, MapPoint]]) -> str:
-    items = "".join(f"<li>{html_text(point.name)}: {times(cell.speedup)} measured</li>" for cell, point in found)
-    return (f"<figure><figcaption>draft length {length}</figcaption>"
-            f"{heat_map(f'Break-even map for draft length {length}', length, [point for _, point in found])}<ol>{items}</ol></figure>")
+    items = "".join(f"<li>{html_text(point.name)}: {times(cell.speedup)} "
+                    f"(predicted {times(_predicted_speedup(point.alpha, length, point.cost))})</li>" for cell, point in found)
+    points = heat_map(f"Break-even map for draft length {length}", length, [point for _, point in found])
+    return f"<figure><figcaption>draft length {length}</figcaption>{points}<ol>{items}</ol></figure>"
 
 
 _COST_COLUMNS = (
@@ -2318,7 +2432,7 @@ def _differences_section(cells: Sequence[ResultCell], runs: Sequence[Run]) -> Op
                           f"{_decimal(cell.identical, 0)} of {_decimal(cell.compared, 0)} identical</summary>{pairs}</details>")
     if not groups:
         return None
-    lead = ("<p>The first differing character is marked. The margin tells how far the other server's token lies below the baseline's own "
+    lead = ("<p>Marked is where the texts part, from the first differing character on. The margin tells how far the other server's token lies below the baseline's own "
             "choice: thousandths of a nat are a coin that rounding flips, whole nats are not.</p>")
     return ("differences", "Where answers part", lead + "".join(groups))
 
@@ -2336,10 +2450,20 @@ def _answers_by_place(runs: Sequence[Run]) -> Dict[_Place, List[Tuple[Run, Reply
 
 
 def _difference_figure(cell: ResultCell, divergence: Record, texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
-    sides = ((text_at(cell.comparison, "baseline_label") or BASELINE, "baseline_tail"), (cell.configuration, "speculative_tail"))
-    boxes = "".join(_side_box(name, divergence, text_at(divergence, tail), texts.get((name, cell.workload, cell.concurrency), ()))
-                    for name, tail in sides)
-    return f'<figure class="pair"><figcaption>{html_text(divergence_words(divergence))}</figcaption><div class="sides">{boxes}</div></figure>'
+    sides = ((text_at(cell.comparison, "baseline_label") or BASELINE, "baseline_tail"),
+             (cell.configuration, "speculative_tail"))
+    answers = {name: texts.get((name, cell.workload, cell.concurrency), []) for name, _ in sides}
+    boxes = "".join(_side_box(name, divergence, text_at(divergence, tail), answers[name]) for name, tail in sides)
+    asked = _question(text_at(divergence, "prompt_id"), answers[sides[0][0]])
+    return (f'<figure class="pair"><figcaption>{html_text(divergence_words(divergence))}</figcaption>'
+            f'{asked}<div class="sides">{boxes}</div></figure>')
+
+
+def _question(prompt_id: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
+    """What was asked last, where a run file tells."""
+    found = next((run.prompts.get(prompt_id) for run, reply in answers if reply.prompt_id == prompt_id), None)
+    words = text_at(found.messages[-1], "content") if found and found.messages else ""
+    return f'<p class="note">Asked: {html_text(_shortened(" ".join(words.split()), 200))}</p>' if words else ""
 
 
 def _side_box(name: str, divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
@@ -2372,7 +2496,10 @@ def _category_section(cells: Sequence[ResultCell]) -> Optional[Tuple[str, str, s
             for cell in cells for each in list_at(cell.comparison, "break_even", "by_category") if isinstance(each, Mapping)]
     columns = (Column("Workload"), Column("Category"), Column("Configuration"), number("Concurrency"), number("Pairs"),
                number("Speedup", "", 2), number("Low", "", 2), number("High", "", 2), number("Acceptance", "%", 0, 100), number("Exact match", "%", 0, 100))
-    return ("categories", "By category", table_html(Table("Speed and agreement by category of prompt", columns, tuple(rows)))) if rows else None
+    if not rows:
+        return None
+    table = Table("Speed and agreement by category of prompt", columns, tuple(rows))
+    return ("categories", "By category", table_html(table) if len(rows) <= 30 else _behind([table], f"{len(rows)} rows"))
 
 
 def _others_section(everything: Sequence[ResultCell], shown_cells: Sequence[ResultCell]) -> Optional[Tuple[str, str, str]]:
@@ -2390,7 +2517,7 @@ _STYLE = """
 --good:#116329;--bad:#a40e26;--mixed:#7d4e00;--mark:#ffe08a;--mark-ink:#1c2128;
 --s0:#0b5fc4;--s1:#b3470a;--s2:#1a7035;--s3:#7a3bd1;--s4:#b3216f;--s5:#0d6d80;--s6:#84610a;--s7:#505a66;
 --b0:#f0b48a;--b1:#f6ccae;--b2:#fbe6d6;--b3:#e3eefa;--b4:#c5dcf5;--b5:#a1c6ee;--b6:#7fb0e5;--b7:#5e99db}
-@media(prefers-color-scheme:dark){:root{--bg:#0f1318;--ink:#e6eaef;--soft:#9ba6b2;--line:#2d353f;--panel:#171c23;--link:#7ab7ff;
+@media screen and (prefers-color-scheme:dark){:root{--bg:#0f1318;--ink:#e6eaef;--soft:#9ba6b2;--line:#2d353f;--panel:#171c23;--link:#7ab7ff;
 --good:#63d184;--bad:#ff8f8f;--mixed:#f0b352;--mark:#6b5200;--mark-ink:#fff3cf;
 --s0:#6cb0ff;--s1:#ff9b5e;--s2:#5fd07f;--s3:#c3a1ff;--s4:#ff8ac4;--s5:#4fd0e2;--s6:#e3c04c;--s7:#b4bfca;
 --b0:#6b3a17;--b1:#553119;--b2:#3a281c;--b3:#172a3f;--b4:#1b3a5c;--b5:#204b7a;--b6:#265d98;--b7:#2d70b8}}
@@ -2416,7 +2543,7 @@ a{color:var(--link)}
 nav{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;padding:.7rem 0;border-block:1px solid var(--line);font-size:.9rem}
 nav a{text-decoration:none;padding:.2rem 0}nav a:hover{text-decoration:underline}
 section{margin-top:2.6rem}
-dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:.7rem 1.5rem;margin:.6rem 0 1.2rem}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,9.5rem),1fr));gap:.7rem 1.5rem;margin:.6rem 0 1.2rem}
 dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:.95rem;overflow-wrap:anywhere}
 .caveats,.advice{border-left:4px solid var(--mixed);background:var(--panel);border-radius:0 8px 8px 0;padding:.8rem 1.1rem;margin:1rem 0}
 .advice{border-left-color:var(--link)}
@@ -2433,11 +2560,11 @@ svg .ref{stroke:var(--ink);stroke-width:1.4;stroke-dasharray:5 3;fill:none}
 svg .line{stroke:var(--c);stroke-width:1.8;fill:none;stroke-linejoin:round}
 svg .whisker{stroke:var(--c);stroke-width:1;fill:none;opacity:.75}svg .over{stroke:var(--ink);opacity:.9}
 svg .mark{fill:var(--c);stroke:var(--bg);stroke-width:1}
-svg .bar{fill:var(--c)}svg .c0 .name,svg .name{fill:var(--ink)}svg .value{font-weight:600}
+svg .bar{fill:var(--c)}svg .value{font-weight:600;paint-order:stroke;stroke:var(--bg);stroke-width:4px;stroke-linejoin:round}
 .b0{fill:var(--b0)}.b1{fill:var(--b1)}.b2{fill:var(--b2)}.b3{fill:var(--b3)}.b4{fill:var(--b4)}.b5{fill:var(--b5)}.b6{fill:var(--b6)}.b7{fill:var(--b7)}
 svg .contour{stroke:var(--ink);stroke-width:.6;opacity:.55;fill:none}svg .even{stroke:var(--ink);stroke-width:2.4;fill:none}
 svg .on-map{font-weight:600}
-svg .point{fill:var(--bg);stroke:var(--c);stroke-width:2.2}svg .digit{font-weight:700}
+svg .point{fill:var(--bg);stroke:var(--c);stroke-width:2.2}svg .tie{stroke:var(--ink);stroke-width:1}svg .spot{fill:var(--ink)}svg .digit{font-weight:700}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.8rem 0}
 .scroll:focus-visible,summary:focus-visible,a:focus-visible{outline:2px solid var(--link);outline-offset:2px}
 table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
@@ -2456,8 +2583,8 @@ summary{cursor:pointer;padding:.55rem 0;font-weight:600;font-size:.92rem}
 .text{margin:0;font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
 mark{background:var(--mark);color:var(--mark-ink);font-weight:700;text-decoration:underline;text-underline-offset:3px;border-radius:2px}
 footer{margin-top:3rem;border-top:1px solid var(--line);padding-top:.8rem;color:var(--soft);font-size:.875rem}
-@media print{:root{color-scheme:light}body{max-width:none;padding:0;font-size:11pt}nav{display:none}
-section,figure,.card{break-inside:avoid-page}section{margin-top:1.4rem}details::details-content{content-visibility:visible;block-size:auto}
+@media print{body{max-width:none;padding:0;font-size:11pt}nav,details:not([open]){display:none}
+h2{break-after:avoid}figure,.card,tr{break-inside:avoid}section{margin-top:1.4rem}
 .scroll{overflow:visible;border:0}th,td{white-space:normal;padding:.2rem .4rem}table{font-size:8pt}.grid{grid-template-columns:1fr 1fr}}
 """
 

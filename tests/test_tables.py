@@ -207,7 +207,7 @@ class Blocks(unittest.TestCase):
 
     def test_comparison_block_tells_words_reasons_and_places(self):
         text = "\n".join(ms.comparison_block(made.notebook()[2], 120))
-        for fact in ("ngram against baseline", "of 26 answers", "noise floor", "at character 254 (byte 256)", "margin 0.0151 nats",
+        for fact in ("ngram against baseline", "of 26 answers", "noise floor", "at character 318 (byte 318)", "margin 0.0489 nats",
                      "1.38× [1.30, 1.46] from 26 pairs", "FASTER", "ROUNDING ONLY", "its interval excludes 1"):
             self.assertIn(fact, text)
         self.assertTrue(ms.comparison_block({}))
