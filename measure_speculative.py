@@ -35,6 +35,7 @@ import sys
 import tempfile
 import threading
 import time
+import unicodedata
 import urllib.parse
 import zlib
 from array import array
@@ -5071,8 +5072,6 @@ def schema_problems(record: Mapping[str, Any]) -> List[str]:
 # One Table, several renderings.
 # What a formatter may do with a number: scale its unit and round it. What is derived is derived above, in the records.
 
-import re
-import unicodedata
 
 Cell = Union[None, str, int, float]     # None: not measured
 Record = Mapping[str, Any]              # one JSON line of a notebook
@@ -5907,7 +5906,7 @@ def _comparison_facts(cell: ResultCell) -> List[Tuple[str, str]]:
     facts += [("throughput", f"{_rate_words(cell.baseline_tokens_per_s)} to {_rate_words(cell.speculative_tokens_per_s)}"),
               ("ratio", _ratio_line(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
     if number_at(record, "decode_ratio", "value") is not None:
-        facts.append(("decode speed", _ratio_line(record["decode_ratio"], None)))
+        facts.append(("decode ratio", _ratio_line(record["decode_ratio"], None)))
     accuracy = [counts_words(value_at(record, side)) for side in ("baseline_accuracy", "speculative_accuracy")]
     facts += [("right answers", f"{accuracy[0]} to {accuracy[1]}")] if all(accuracy) else []
     return facts + [(word, text_at(record, "verdict", word).upper()) for word in ("speed", "answers")
@@ -6245,7 +6244,7 @@ def nice_ticks(high: float, most: int = 5) -> List[float]:
         return [0.0, 1.0]
     power = 10 ** math.floor(math.log10(high / most))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if high <= power * factor * most * (1 + 1e-9))
-    return [step * i for i in range(math.ceil(high / step - 1e-9) + 1)]
+    return [round(step * i, 12) for i in range(math.ceil(high / step - 1e-9) + 1)]     # 0.6, not 0.6000000000000001
 
 
 def spread(wanted: Sequence[float], gap: float, high: float) -> List[float]:
@@ -6422,22 +6421,12 @@ def heat_map(title: str, draft_length: int, points: Sequence[MapPoint]) -> str:
     return _svg(262, title, f"Speedup predicted for draft length {draft_length}. Measured: {words or 'none'}.", parts)
 
 
-def _expected_tokens(alpha: float, k: int) -> float:
-    """E = (1 - alpha^(k+1)) / (1 - alpha): tokens that a verify step yields on average, the bonus token included."""
-    return k + 1.0 if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
-
-
-def _predicted_speedup(alpha: float, k: int, cost: float) -> float:
-    """S = E / (1 + k c): a prediction of the model, not a measurement."""
-    return _expected_tokens(alpha, k) / (1 + k * cost)
-
-
-def _alpha_at(speedup: float, k: int, cost: float) -> float:
-    """The acceptance rate at which E / (1 + k c) is the speedup; 1 where it is out of reach, 0 where it is passed at once."""
+def _alpha_at(wanted: float, k: int, cost: float) -> float:
+    """The acceptance rate with the wanted speedup; 1 where it is out of reach, 0 where it is passed at once."""
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if _predicted_speedup(middle, k, cost) < speedup else (low, middle)
+        low, high = (middle, high) if speedup(middle, k, cost) < wanted else (low, middle)
     return high
 
 
@@ -6526,6 +6515,9 @@ def _tick(value: float) -> str:
 _DIFFERENCES_SHOWN = 3          # for each configuration, workload and level
 _DIFFERENCES_IN_ALL = 60
 _BEFORE, _AFTER = 90, 160       # characters shown before and from the first difference on
+_LONGEST_DRAFT = 64             # no map is drawn for a draft length that nobody runs
+
+Section = Tuple[str, str, str]  # its id, its heading, its HTML
 
 
 def report_page(records: Iterable[Record], runs: Iterable[Run] = ()) -> str:
@@ -6547,7 +6539,7 @@ def _style_of(i: int) -> int:
     return i if i < BASELINE_STYLE else i + 1
 
 
-def _document(title: str, header: str, sections: Sequence[Tuple[str, str, str]]) -> str:
+def _document(title: str, header: str, sections: Sequence[Section]) -> str:
     links = "".join(f'<a href="#{key}">{html_text(name)}</a>' for key, name, _ in sections)
     body = "".join(f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{html_text(name)}</h2>{inner}</section>\n'
                    for key, name, inner in sections)
@@ -6593,7 +6585,7 @@ def _alone_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
         return ("plain", "No speed measured", "The server's answers carried no token counts, so that no speed can be told.")
     cell, speed = max(known, key=lambda pair: pair[1])
     return ("plain", f"{speed:,.1f} tokens/s", f"{record_server(cell.newest)} writes {speed:,.1f} tokens a second for "
-            f"one request at best ({_place(cell)}).")
+            f"one request at best ({_where(cell)}).")
 
 
 def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
@@ -6601,11 +6593,12 @@ def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
     faster, slower = words.count("faster"), words.count("slower")
     known = [cell for cell in cells if cell.speedup is not None]
     best = max(known, key=lambda cell: cell.speedup or 0) if known else None
-    ratio = f"{best.speedup:.2f} times the baseline's speed ({best.configuration} on {_place(best)})" if best else "no ratio"
+    ratio = f"{best.speedup:.2f} times the baseline's speed ({best.configuration} on {_where(best)})" if best else "no ratio"
     of = f"of {len(cells)} measurements" if len(cells) > 1 else "the one measurement"
     if not any(words):
-        return ("plain", "A ratio, no verdict", f"The best ratio is {ratio}; these records carry no interval that would tell it from chance.")
-    loss = _known(f"{cell.configuration} on {_place(cell)}" for cell, word in zip(cells, words) if word == "slower")
+        return ("plain", "A ratio, no verdict", f"The best ratio is {ratio}; these records carry no interval that would "
+                "tell it from chance.")
+    loss = _known(f"{cell.configuration} on {_where(cell)}" for cell, word in zip(cells, words) if word == "slower")
     if faster == len(cells):
         return ("good", "Yes, it pays", f"With speculation every measurement is faster, at best {ratio}.")
     if faster:
@@ -6628,9 +6621,11 @@ def _answers_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
         return ("bad", "Answers changed", f"{counts}, and more than rounding differs with {_listed(changed)}.")
     if not any(words) or "cannot tell" in words:
         unknown = sum(word in ("", "cannot tell") for word in words)
-        return ("plain", "Cannot tell about the answers", f"{counts}; in {unknown} of {len(cells)} measurements it cannot be told whether the rest is rounding.")
+        where = f"in {unknown} of {len(cells)} measurements " if len(cells) > 1 else ""
+        return ("plain", "Cannot tell about the answers", f"{counts}; {where}it cannot be told whether the rest is rounding.")
     if "rounding only" in words:
-        return ("good", "Same answers, within rounding", f"{counts}, and where they differ it is rounding, as the baseline's own repeats show or near-ties explain.")
+        return ("good", "Same answers, within rounding", f"{counts}, and where they differ it is rounding, as the "
+                "baseline's own repeats show or near-ties explain.")
     return ("good", "Same answers", f"{counts}.")
 
 
@@ -6639,7 +6634,7 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _place(cell: ResultCell) -> str:
+def _where(cell: ResultCell) -> str:
     """'agent, one request at a time', 'chat, 16 requests at once'."""
     level = "one request at a time" if cell.concurrency == 1 else f"{cell.concurrency} requests at once"
     return f"{cell.workload}, {level}"
@@ -6648,7 +6643,7 @@ def _place(cell: ResultCell) -> str:
 # The conditions under which all of it holds.
 
 
-def _conditions(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+def _conditions(cells: Sequence[ResultCell]) -> Section:
     passes = [record for cell in cells for record in (cell.baseline, cell.speculative) if record]
     records = passes + [cell.comparison for cell in cells if cell.comparison]
     facts = (("Model", _known(text_at(record, "model") for record in records)),
@@ -6672,8 +6667,8 @@ def _counts_seen(records: Sequence[Record], key: str) -> List[str]:
 
 
 def _client_words(record: Record) -> str:
-    told = [text_at(record, "client", "platform"), text_at(record, "client", "python") and "Python " + text_at(record, "client", "python")]
-    return ", ".join(_known(told))
+    python = text_at(record, "client", "python")
+    return ", ".join(_known([text_at(record, "client", "platform"), python and f"Python {python}"]))
 
 
 _SERVER_COLUMNS = (Column("Server"), Column("Engine"), Column("Method"), number("Draft length"), Column("Drafter"),
@@ -6682,11 +6677,13 @@ _SERVER_COLUMNS = (Column("Server"), Column("Engine"), Column("Method"), number(
 
 def _server_table(passes: Sequence[Record]) -> Table:
     latest = {record_server(record): record for record in passes}
-    rows = [(name, _engine_words(record) or None, text_at(record, "server", "speculation", "method") or None,
-             number_at(record, "server", "speculation", "draft_tokens"), text_at(record, "server", "speculation", "drafter") or None,
-             number_at(record, "server", "context_tokens"), number_at(record, "server", "slots"),
-             number_at(record, "server", "kv_cache_tokens"), text_at(record, "base_url") or None)
-            for name, record in latest.items()]
+    rows = []
+    for name, record in latest.items():
+        drafting = value_at(record, "server", "speculation") or {}
+        rows.append((name, _engine_words(record) or None, text_at(drafting, "method") or None,
+                     number_at(drafting, "draft_tokens"), text_at(drafting, "drafter") or None,
+                     *[number_at(record, "server", key) for key in ("context_tokens", "slots", "kv_cache_tokens")],
+                     text_at(record, "base_url") or None))
     return Table("The servers, as they or the user told", _SERVER_COLUMNS, tuple(rows))
 
 
@@ -6730,7 +6727,7 @@ _BEST_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrenc
                  number("Low", "", 2), number("High", "", 2), Column("Verdict"))
 
 
-def _best_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+def _best_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
     """The best level of each configuration, a chart a workload, the fastest first."""
     if not cells:
         return None
@@ -6758,8 +6755,9 @@ def _highest_speedup(cells: Sequence[ResultCell]) -> float:
 
 
 def _bar_figures(bars: Mapping[str, Sequence[Bar]], chart: Chart,
-                 floors: Mapping[str, Optional[Tuple[float, str]]] = {}) -> List[Tuple[str, str]]:
+                 floors: Optional[Mapping[str, Optional[Tuple[float, str]]]] = None) -> List[Tuple[str, str]]:
     """A chart a workload; one chart of all workloads where each has a single bar. `floors` are the charts' own lines."""
+    floors = floors or {}
     if len(bars) > 1 and all(len(own) == 1 for own in bars.values()):
         named = [own[0]._replace(name=workload, words=_beside(own[0].words, floors.get(workload)))
                  for workload, own in bars.items()]
@@ -6780,7 +6778,7 @@ def _level_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], of: str
         for level, cell in sorted(by_level.items()))) for name, by_level in _by_configuration(cells).items() if name]
 
 
-def _speedup_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+def _speedup_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
     """Speedup over the levels with intervals; without a second level only the verdicts are left to tell."""
     if not cells:
         return None
@@ -6820,7 +6818,7 @@ def _advice_list(cells: Sequence[ResultCell]) -> str:
     said: Dict[str, List[str]] = {}
     for cell in cells:
         for advice in list_at(cell.comparison, "advice"):
-            said.setdefault(str(advice), []).append(f"{cell.configuration} on {_place(cell)}")
+            said.setdefault(str(advice), []).append(f"{cell.configuration} on {_where(cell)}")
     items = "".join(f'<li>{html_text(advice)} <span class="note">({html_text(_listed(places, 2))})</span></li>'
                     for advice, places in said.items())
     return f'<div class="advice"><h3>What to try</h3><ul>{items}</ul></div>' if items else ""
@@ -6829,7 +6827,7 @@ def _advice_list(cells: Sequence[ResultCell]) -> str:
 _RATES = ((("decode_tokens_per_s", "mean"), "decode speed [tokens/s]"), (("output_tokens_per_s",), "throughput [tokens/s]"))
 
 
-def _rates_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+def _rates_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
     """Decode speed of a request and output throughput of the server, the baseline among them."""
     if not cells:
         return None
@@ -6887,11 +6885,12 @@ def _pass_row(record: Record) -> Tuple[Cell, ...]:
     paths = (("completed",), ("failed",), ("decode_tokens_per_s", "mean"), ("output_tokens_per_s",), ("ttft_s", "p50"),
              ("ttft_s", "p99"), ("tpot_s", "p50"), ("latency_s", "p50"), ("latency_s", "max"),
              ("acceptance", "acceptance_rate"), ("acceptance", "acceptance_length"), ("acceptance", "tokens_per_target_pass"))
-    return (record_workload(record), record_server(record), record_level(record), *[number_at(record, *path) for path in paths],
+    return (record_workload(record), record_server(record), record_level(record),
+            *[number_at(record, *path) for path in paths],
             text_at(record, "acceptance", "source") or text_at(record, "acceptance", "missing") or None)
 
 
-def _position_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+def _position_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
     """Acceptance along the chain at the lowest level of each workload."""
     shares = {workload: {cell.configuration: _position_shares(cell) for cell in _lowest(own) if _position_shares(cell)}
               for workload, own in _workloads(cells).items()}
@@ -6930,7 +6929,7 @@ def _position_shares(cell: ResultCell) -> List[float]:
     return shares if all(isinstance(share, (int, float)) for share in shares) else []
 
 
-def _answers_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+def _answers_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
     """Exact match and prefix agreement at the lowest level, beside the baseline's agreement with itself."""
     if not cells:
         return None
@@ -6961,20 +6960,28 @@ def _share_bar(name: str, styles: Mapping[str, int], share: Optional[float], wor
     return Bar(name, styles.get(name, BASELINE_STYLE), value, None, None, words or percent(share))
 
 
-def _accuracy_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+def _accuracy_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
     """Right answers of the workloads that are graded, the baseline's first."""
     graded = {workload: _graded(own) for workload, own in _workloads(cells).items()}
     graded = {workload: own for workload, own in graded.items() if own}
     if not graded:
         return None
-    bars = {workload: [_share_bar(name, styles, _share(found), counts_words(found) or "") for name, found in own.items()]
+    bars = {workload: [_graded_bar(name, styles, found) for name, found in own.items()]
             for workload, own in graded.items()}
     rows = [(workload, name, counts_words(found), _share(found)) for workload, own in graded.items()
             for name, found in own.items()]
     columns = (Column("Workload"), Column("Server"), number("Right"), number("Share", "%", 0, 100))
     figures = _bar_figures(bars, Chart("right answers [%]", "share", " %", 100))
-    return ("accuracy", "Accuracy", "<p>Right answers among those that could be graded: the check that matters most.</p>"
+    return ("accuracy", "Accuracy", "<p>Right answers among those that could be graded: the check that matters most. Whiskers "
+            "are 95 % intervals.</p>"
             + _grid(figures) + _behind([Table("Right answers", columns, tuple(rows))]))
+
+
+def _graded_bar(name: str, styles: Mapping[str, int], accuracy: Any) -> Bar:
+    """The share of right answers with its 95 % interval (Wilson)."""
+    bar = _share_bar(name, styles, _share(accuracy), counts_words(accuracy) or "")
+    interval = wilson(int(number_at(accuracy, "correct") or 0), int(number_at(accuracy, "of") or 0))
+    return bar._replace(low=interval[0] * 100, high=interval[1] * 100) if interval else bar
 
 
 def _graded(cells: Sequence[ResultCell]) -> Dict[str, Any]:
@@ -6989,69 +6996,78 @@ def _graded(cells: Sequence[ResultCell]) -> Dict[str, Any]:
     return {name: accuracy for name, accuracy in found.items() if _share(accuracy) is not None}
 
 
-def _map_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+def _map_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
     """A map for each draft length that was measured, with the measured points on it."""
     by_length: Dict[int, List[Tuple[ResultCell, MapPoint]]] = {}
-    for cell in cells:
-        point = _map_point(cell, styles)
-        if point and cell.concurrency == _levels(cells)[0]:
-            by_length.setdefault(int(number_at(cell.comparison, "break_even", "draft_length") or 0), []).append((cell, point))
+    for cell in _lowest(cells) if cells else ():
+        length, point = number_at(cell.comparison, "break_even", "draft_length"), _map_point(cell, styles)
+        if point and length and 1 <= length <= _LONGEST_DRAFT:
+            by_length.setdefault(int(length), []).append((cell, point))
     if not by_length:
         return None
     maps = "".join(_map_figure(length, found) for length, found in sorted(by_length.items()))
-    lead = ("<p>A model of the speedup for each draft length: S = E / (1 + k c), with E = (1 − α<sup>k+1</sup>) / (1 − α) tokens a step. "
-            "Right of the heavy line speculation pays. The numbers on the map are measurements at the lowest concurrency; the bands are predictions.</p>")
+    lead = ("<p>A model of the speedup for each draft length: S = E / (1 + k c), with E = (1 − α<sup>k+1</sup>) / (1 − α) "
+            "tokens a step. Right of the heavy line speculation pays. The numbers on the map are measurements at the lowest "
+            "concurrency; the bands are predictions.</p>")
     return ("map", "Break-even map", lead + f'<div class="grid">{maps}</div>' + _behind([_cost_table(cells)]))
 
 
 def _map_point(cell: ResultCell, styles: Mapping[str, int]) -> Optional[MapPoint]:
-    alpha, cost = number_at(cell.comparison, "break_even", "acceptance_rate"), number_at(cell.comparison, "break_even", "draft_cost", "value")
-    length = number_at(cell.comparison, "break_even", "draft_length")
-    if alpha is None or cost is None or not length:
+    alpha = number_at(cell.comparison, "break_even", "acceptance_rate")
+    cost = number_at(cell.comparison, "break_even", "draft_cost", "value")
+    if alpha is None or cost is None or not 0 <= alpha <= 1 or not 0 <= cost < 100:
         return None
     return MapPoint(alpha, cost, styles[cell.configuration], f"{cell.configuration}, {cell.workload}")
 
 
 def _map_figure(length: int, found: Sequence[Tuple[ResultCell, MapPoint]]) -> str:
     items = "".join(f"<li>{html_text(point.name)}: {times(cell.speedup)} "
-                    f"(predicted {times(_predicted_speedup(point.alpha, length, point.cost))})</li>" for cell, point in found)
+                    f"(predicted {times(speedup(point.alpha, length, point.cost))})</li>" for cell, point in found)
     points = heat_map(f"Break-even map for draft length {length}", length, [point for _, point in found])
     return f"<figure><figcaption>draft length {length}</figcaption>{points}<ol>{items}</ol></figure>"
 
 
 _COST_COLUMNS = (
-    Column("Workload"), Column("Configuration"), number("Concurrency"), number("Draft length"), number("Acceptance rate", "", 2),
-    number("Break-even acceptance", "", 2), number("Cost of a drafted token", "target steps", 3), number("Cost of a step", "target steps", 2),
-    number("Best draft length"), number("Speedup predicted there", "", 2), number("Gain ends at concurrency", "", 1), number("KV cache lost", "tokens"))
+    Column("Workload"), Column("Configuration"), number("Concurrency"), number("Draft length"),
+    number("Acceptance rate", "", 2), number("Break-even acceptance", "", 2),
+    number("Cost of a drafted token", "target steps", 3), number("Cost of a step", "target steps", 2),
+    number("Best draft length"), number("Speedup predicted there", "", 2), number("Gain ends at concurrency", "", 1),
+    number("KV cache lost", "tokens"))
 
 
 def _cost_table(cells: Sequence[ResultCell]) -> Table:
     paths = (("draft_length",), ("acceptance_rate",), ("break_even_acceptance",), ("draft_cost", "value"), ("step_cost", "value"),
              ("best_draft_length",), ("best_speedup",), ("crossover", "concurrency"), ("kv_cache_tokens_lost",))
-    rows = [(cell.workload, cell.configuration, cell.concurrency, *[number_at(cell.comparison, "break_even", *path) for path in paths]) for cell in cells]
+    rows = [(cell.workload, cell.configuration, cell.concurrency,
+             *[number_at(cell.comparison, "break_even", *path) for path in paths]) for cell in cells]
     return Table("What drafting costs and what it would need", _COST_COLUMNS, tuple(rows))
 
 
 # Where answers part: the same prompt on both servers, side by side.
 
 
-def _differences_section(cells: Sequence[ResultCell], runs: Sequence[Run]) -> Optional[Tuple[str, str, str]]:
+def _differences_section(cells: Sequence[ResultCell], runs: Sequence[Run]) -> Optional[Section]:
     """The first differences of each measurement, as many as a reader can take in."""
     texts = _answers_by_place(runs)
-    shown_now, groups = 0, []
+    left, groups = _DIFFERENCES_IN_ALL, []
     for cell in sorted(cells, key=lambda cell: cell.concurrency):
-        found = list_at(cell.comparison, "text_comparison", "divergences")[:_DIFFERENCES_SHOWN]
-        found = [each for each in found if isinstance(each, Mapping)][:max(0, _DIFFERENCES_IN_ALL - shown_now)]
-        shown_now += len(found)
-        if found:
-            pairs = "".join(_difference_figure(cell, each, texts) for each in found)
-            groups.append(f"<details{' open' if not groups else ''}><summary>{html_text(cell.configuration)} on {html_text(_place(cell))}: "
-                          f"{_decimal(cell.identical, 0)} of {_decimal(cell.compared, 0)} identical</summary>{pairs}</details>")
+        found = [each for each in list_at(cell.comparison, "text_comparison", "divergences") if isinstance(each, Mapping)]
+        found = found[:min(left, _DIFFERENCES_SHOWN)]
+        left -= len(found)
+        groups += [_difference_group(cell, found, texts)] if found else []
     if not groups:
         return None
-    lead = ("<p>Marked is where the texts part, from the first differing character on. The margin tells how far the other server's token lies below the baseline's own "
-            "choice: thousandths of a nat are a coin that rounding flips, whole nats are not.</p>")
-    return ("differences", "Where answers part", lead + "".join(groups))
+    lead = ("<p>Marked is where the texts part, from the first differing character on. The margin tells how far the other "
+            "server's token lies below the baseline's own choice: thousandths of a nat are a coin that rounding flips, "
+            "whole nats are not.</p>")
+    return ("differences", "Where answers part", lead + "".join(groups).replace("<details>", "<details open>", 1))
+
+
+def _difference_group(cell: ResultCell, found: Sequence[Record], texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
+    counts = f"{_decimal(cell.identical, 0)} of {_decimal(cell.compared, 0)} identical"
+    pairs = "".join(_difference_figure(cell, each, texts) for each in found)
+    return (f"<details><summary>{html_text(cell.configuration)} on {html_text(_where(cell))}: {counts}</summary>"
+            f"{pairs}</details>")
 
 
 _Place = Tuple[str, str, int]       # server, workload, level
@@ -7062,7 +7078,8 @@ def _answers_by_place(runs: Sequence[Run]) -> Dict[_Place, List[Tuple[Run, Reply
     for run in runs:
         for each in run.passes:
             if each.purpose == "timed":
-                found.setdefault((each.server, each.workload, each.concurrency), []).extend((run, reply) for reply in each.replies)
+                place = (each.server, each.workload, each.concurrency)
+                found.setdefault(place, []).extend((run, reply) for reply in each.replies)
     return found
 
 
@@ -7106,27 +7123,42 @@ def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + "…"
 
 
-def _category_section(cells: Sequence[ResultCell]) -> Optional[Tuple[str, str, str]]:
-    rows = [(cell.workload, text_at(each, "category"), cell.configuration, cell.concurrency, number_at(each, "pairs"),
-             number_at(each, "decode_ratio", "value"), number_at(each, "decode_ratio", "low"), number_at(each, "decode_ratio", "high"),
-             number_at(each, "acceptance_rate"), number_at(each, "exact_match"))
-            for cell in cells for each in list_at(cell.comparison, "break_even", "by_category") if isinstance(each, Mapping)]
-    columns = (Column("Workload"), Column("Category"), Column("Configuration"), number("Concurrency"), number("Pairs"),
-               number("Speedup", "", 2), number("Low", "", 2), number("High", "", 2), number("Acceptance", "%", 0, 100), number("Exact match", "%", 0, 100))
+_CATEGORY_COLUMNS = (
+    Column("Workload"), Column("Category"), Column("Configuration"), number("Concurrency"), number("Pairs"),
+    number("Speedup", "", 2), number("Low", "", 2), number("High", "", 2), number("Acceptance", "%", 0, 100),
+    number("Exact match", "%", 0, 100))
+
+
+def _category_section(cells: Sequence[ResultCell]) -> Optional[Section]:
+    rows = [_category_row(cell, each) for cell in cells for each in list_at(cell.comparison, "break_even", "by_category")]
     if not rows:
         return None
-    table = Table("Speed and agreement by category of prompt", columns, tuple(rows))
+    table = Table("Speed and agreement by category of prompt", _CATEGORY_COLUMNS, tuple(rows))
     return ("categories", "By category", table_html(table) if len(rows) <= 30 else _behind([table], f"{len(rows)} rows"))
 
 
-def _others_section(everything: Sequence[ResultCell], shown_cells: Sequence[ResultCell]) -> Optional[Tuple[str, str, str]]:
+def _category_row(cell: ResultCell, found: Any) -> Tuple[Cell, ...]:
+    paths = (("pairs",), ("decode_ratio", "value"), ("decode_ratio", "low"), ("decode_ratio", "high"),
+             ("acceptance_rate",), ("exact_match",))
+    return (cell.workload, text_at(found, "category") or None, cell.configuration, cell.concurrency,
+            *[number_at(found, *path) for path in paths])
+
+
+_OTHER_COLUMNS = (Column("Run"), Column("Date"), Column("Model"), Column("Workload"), Column("Configuration"),
+                  number("Concurrency"), number("Speedup", "", 2))
+
+
+def _others_section(everything: Sequence[ResultCell], shown_cells: Sequence[ResultCell]) -> Optional[Section]:
     """What the notebook holds besides: other models, and older results of the same cell."""
-    rest = [cell for cell in everything if cell not in shown_cells]
-    rows = [(cell.run, _when(cell)[:10] or None, text_at(cell.newest, "model") or None, cell.workload, cell.configuration or BASELINE,
-             cell.concurrency, cell.speedup) for cell in rest]
-    columns = (Column("Run"), Column("Date"), Column("Model"), Column("Workload"), Column("Configuration"), number("Concurrency"), number("Speedup", "", 2))
+    on_page = {id(cell) for cell in shown_cells}
+    rows = [(cell.run, _when(cell)[:10] or None, text_at(cell.newest, "model") or None, cell.workload,
+             cell.configuration or BASELINE, cell.concurrency, cell.speedup)
+            for cell in everything if id(cell) not in on_page]
+    if not rows:
+        return None
     lead = "<p>This page shows the latest results of the model that was measured last. The notebook also holds these.</p>"
-    return ("others", "Also in the notebook", lead + table_html(Table("Other results", columns, tuple(rows)))) if rows else None
+    return ("others", "Also in the notebook", lead + _behind([Table("Other results", _OTHER_COLUMNS, tuple(rows))],
+                                                             f"{len(rows)} results"))
 
 
 _STYLE = """
