@@ -5514,15 +5514,19 @@ def result_cells(records: Iterable[Record]) -> List[ResultCell]:
 
 def _remember(passes: Dict[Tuple[Any, ...], Record], record: Record) -> None:
     """Keep the pass under its run, and under its prompts and model for comparisons of runs measured apart."""
-    place = (record_server(record), record_workload(record), record_level(record))
-    passes[(record_run(record), *place)] = record
-    passes[(text_at(record, "prompts_sha256"), text_at(record, "model"), *place)] = record
+    for key in _keys(record, record_server(record)):
+        passes[key] = record
+
+
+def _keys(record: Record, server: str) -> List[Tuple[Any, ...]]:
+    """Under what a server's pass is found for this record: its run; its prompts and model, where the prompts are told."""
+    place = (server, record_workload(record), record_level(record))
+    prompts = text_at(record, "prompts_sha256")
+    return [(record_run(record),) + place] + ([(prompts, text_at(record, "model")) + place] if prompts else [])
 
 
 def _pass_of(record: Record, server: str, passes: Mapping[Tuple[Any, ...], Record]) -> Record:
-    place = (server, record_workload(record), record_level(record))
-    apart = (text_at(record, "prompts_sha256"), text_at(record, "model"), *place)
-    return passes.get((record_run(record), *place)) or (passes.get(apart, {}) if apart[0] else {})
+    return next((passes[key] for key in _keys(record, server) if key in passes), {})
 
 
 def _compared_cell(record: Record, passes: Mapping[Tuple[Any, ...], Record]) -> ResultCell:
@@ -5718,7 +5722,7 @@ def _row_cell(words: str, cells: Sequence[Optional[ResultCell]]) -> Optional[Res
 
 def _in_place_of(piece: str, value: str) -> str:
     """The value, padded to the cell's own width where it fits, so that a neat table stays neat."""
-    line_end = re.search(r"[\r\n]*$", piece).group()     # a last cell without a closing pipe holds the line's end
+    line_end = piece[len(piece.rstrip("\r\n")):]     # a last cell without a closing pipe holds the line's end
     return f" {value} ".ljust(len(piece) - len(line_end)) + line_end
 
 
@@ -5752,11 +5756,11 @@ def _speed_table(workload: str, cells: Sequence[ResultCell]) -> Table:
     columns = [Column("Configuration"), number(f"Acceptance length at {levels[0]}", "tokens", 2)]
     columns += [number(f"Speedup at {level}", "", 2) for level in levels]
     columns += [number(f"Throughput at {level}", "tokens/s", 1) for level in levels]
-    rows = []
+    rows: List[Tuple[Cell, ...]] = []
     for name, by_level in _by_configuration(cells).items():
         at = [by_level.get(level) for level in levels]
-        rows.append((name, at[0] and at[0].acceptance_length, *[cell and cell.speedup for cell in at],
-                     *[cell and cell.speculative_tokens_per_s for cell in at]))
+        rows.append((name, at[0].acceptance_length if at[0] else None, *[cell.speedup if cell else None for cell in at],
+                     *[cell.speculative_tokens_per_s if cell else None for cell in at]))
     return Table(f"{workload}: acceptance and speed", tuple(columns), tuple(rows),
                  ("Acceptance length counts the bonus token. Speedup: decode speed of a request over the baseline's at "
                   "the same concurrency.",))
@@ -5853,13 +5857,13 @@ def _acceptance_words(record: Record) -> List[str]:
     measured = (("rate", percent(number_at(found, "acceptance_rate"), 1)),
                 ("length", _tokens_words(number_at(found, "acceptance_length"), "a step, bonus token included")),
                 ("yield", _tokens_words(number_at(found, "tokens_per_target_pass"), "a target pass")))
+    if record_server(record) == BASELINE and number_at(found, "acceptance_rate") is None:
+        return []
     lines = [f"{name} {value}" for name, value in measured if value != DASH]
-    source = text_at(found, "source")
+    source, missing = text_at(found, "source"), text_at(found, "missing")
     if lines:
         return [", ".join(lines) + (f" (from {source})" if source else "")]
-    missing = text_at(found, "missing")
-    plain = record_server(record) == BASELINE and value_at(record, "server", "speculating") is not True
-    return [f"not measured: {missing}"] if missing and not plain else []
+    return [f"not measured: {missing}"] if missing else []
 
 
 def _tokens_words(value: Optional[float], of: str) -> str:
@@ -6086,9 +6090,10 @@ def requests_csv(runs: Iterable[Run], decimal_comma: bool = False, bom: bool = F
 
 
 def _request_row(run: Run, of: Pass, reply: Reply) -> Tuple[Cell, ...]:
-    server, prompt, drafted = run.servers.get(of.server), run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
-    return (run.label, run.started_at, of.server, server and server.engine, server and server.version,
-            server and server.model, of.workload, prompt and prompt.category, of.concurrency, of.purpose,
+    prompt, drafted = run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
+    server = run.servers.get(of.server) or Server(of.server, "", "", (), "")
+    return (run.label, run.started_at, of.server, server.engine, server.version,
+            server.model, of.workload, prompt.category if prompt else None, of.concurrency, of.purpose,
             reply.prompt_id, reply.repeat, reply.ok, reply.error, reply.finish_reason, reply.sent_s, reply.connected_s,
             reply.ttft_s, reply.first_answer_s, reply.tpot_s, reply.e2el_s, reply.decode_tokens_per_s,
             len(reply.chunk_at_s), reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.token_source,
@@ -6196,6 +6201,11 @@ class Series:
         """The points that were measured."""
         return tuple(point for point in self.points if point.y is not None)
 
+    @property
+    def values(self) -> List[float]:
+        """The values of the points that were measured."""
+        return [point.y for point in self.points if point.y is not None]
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -6301,7 +6311,7 @@ def _reference_line(chart: Chart, y: Scale) -> str:
 
 
 def _line(series: Series, x: Scale, y: Scale, aside: float) -> str:
-    places = [(x.at(point.x) + aside, y.at(point.y), point) for point in series.known]
+    places = [(x.at(point.x) + aside, y.at(value), point) for point, value in zip(series.known, series.values)]
     path = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top, _ in places)
     dash = f' stroke-dasharray="{_dash(series.style)}"' if _dash(series.style) else ""
     whiskers = "".join(_whisker(left, y.at(point.low), y.at(point.high)) for left, _, point in places
@@ -6330,7 +6340,7 @@ def _colour(style: int) -> str:
 def _line_names(series: Sequence[Series], y: Scale) -> str:
     """The name of each line beside its end, with its marker, moved apart where lines end close together."""
     left = _WIDE - _LABEL_ROOM + 11
-    tops = spread([y.at(each.known[-1].y) for each in series], 14, 206)
+    tops = spread([y.at(each.values[-1]) for each in series], 14, 206)
     return "".join(f'<g class="{_colour(each.style)}">{_marker(each.style, left, top)}'
                    f'<text class="name" x="{left + 7}" y="{_at(top + 4)}">{html_text(abbreviated(each.name, 16))}</text></g>'
                    for each, top in zip(series, tops))
@@ -6591,16 +6601,15 @@ def _alone_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
 def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
     words = [text_at(cell.comparison, "verdict", "speed") for cell in cells]
     faster, slower = words.count("faster"), words.count("slower")
-    known = [cell for cell in cells if cell.speedup is not None]
-    best = max(known, key=lambda cell: cell.speedup or 0) if known else None
-    ratio = f"{best.speedup:.2f} times the baseline's speed ({best.configuration} on {_where(best)})" if best else "no ratio"
+    ratio = _best_words(cells)
     of = f"of {len(cells)} measurements" if len(cells) > 1 else "the one measurement"
     if not any(words):
         return ("plain", "A ratio, no verdict", f"The best ratio is {ratio}; these records carry no interval that would "
                 "tell it from chance.")
     loss = _known(f"{cell.configuration} on {_where(cell)}" for cell, word in zip(cells, words) if word == "slower")
     if faster == len(cells):
-        return ("good", "Yes, it pays", f"With speculation every measurement is faster, at best {ratio}.")
+        how = "all measurements are faster, at best" if faster > 1 else "the server writes at"
+        return ("good", "Yes, it pays", f"With speculation {how} {ratio}.")
     if faster:
         mostly = faster >= 0.8 * len(cells) and slower <= 0.1 * len(cells)
         kind, word = ("good", "Yes, nearly everywhere") if mostly else ("mixed", "It depends")
@@ -6609,6 +6618,19 @@ def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
     if slower:
         return ("bad", "No, it costs", f"Speculation is slower in {slower} {of} and faster in none; its best is {ratio}.")
     return ("plain", "No difference to be seen", f"In {of} the speed cannot be told from the baseline's; the best is {ratio}.")
+
+
+def _best_words(cells: Sequence[ResultCell]) -> str:
+    """The greatest speedup in words: '1.95 times the baseline's decode speed (ngram on chat, one request at a time)'."""
+    known = [cell for cell in cells if cell.speedup is not None]
+    if not known:
+        return "no known ratio"
+    best = max(known, key=lambda cell: cell.speedup or 0)
+    decoded = number_at(best.comparison, "decode_ratio", "value") is not None
+    low, high = best.speedup_interval
+    interval = "" if low is None or high is None else f"; 95 % interval {low:.2f} to {high:.2f}"
+    return (f"{_decimal(best.speedup, 2)} times the baseline's {'decode speed' if decoded else 'throughput'} "
+            f"({best.configuration} on {_where(best)}{interval})")
 
 
 def _answers_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
@@ -6924,9 +6946,10 @@ def _position_shares(cell: ResultCell) -> List[float]:
     """Accepted at position i over drafts; empty where it was not measured."""
     stored = list_at(cell.comparison, "break_even", "acceptance_by_position")
     drafts = number_at(cell.speculative, "acceptance", "drafts")
-    accepted = list_at(cell.speculative, "acceptance", "accepted_by_position")
-    shares = stored or ([count / drafts for count in accepted] if drafts else [])
-    return shares if all(isinstance(share, (int, float)) for share in shares) else []
+    accepted = list_at(cell.speculative, "acceptance", "accepted_by_position") if drafts else []
+    known = [share for share in stored or accepted if isinstance(share, (int, float))]
+    shares = known if stored else [count / (drafts or 1) for count in known]
+    return shares if len(known) == len(stored or accepted) and all(0 <= share <= 1 for share in shares) else []
 
 
 def _answers_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
@@ -7103,7 +7126,7 @@ def _question(prompt_id: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
 def _side_box(name: str, divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
     """One server's text around the first difference; only what the notebook kept where no run file tells more."""
     before, after = _around(divergence, tail, answers)
-    first = re.match(r"\s*\S{0,24}", after).group() or after[:1]
+    first = re.sub(r"(?s)(?<=\S)\s.*", "", after)[:24] or after[:1]       # the first word, with blanks before it
     marked = f"<mark>{html_text(first)}</mark>{html_text(after[len(first):])}" if after else "<mark>(the text ends here)</mark>"
     return f'<div><p class="side">{html_text(name)}</p><p class="text">{html_text(before)}{marked}</p></div>'
 
@@ -7111,9 +7134,9 @@ def _side_box(name: str, divergence: Record, tail: str, answers: Sequence[Tuple[
 def _around(divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> Tuple[str, str]:
     """The text before and from the first difference on. A run's text counts only if it goes on as the record says."""
     place = number_at(divergence, "first_difference_at_char")
+    at = int(place or 0)
     for _, reply in answers if place is not None else ():
         text = (reply.reasoning if text_at(divergence, "channel") == "reasoning" else reply.content) or ""
-        at = int(place)
         if reply.prompt_id == text_at(divergence, "prompt_id") and text[at:at + len(tail)] == tail and text:
             return ("…" if at > _BEFORE else "") + text[max(0, at - _BEFORE):at], _shortened(text[at:], _AFTER)
     return ("… " if place else ""), _shortened(tail, _AFTER)
@@ -7130,14 +7153,14 @@ _CATEGORY_COLUMNS = (
 
 
 def _category_section(cells: Sequence[ResultCell]) -> Optional[Section]:
-    rows = [_category_row(cell, each) for cell in cells for each in list_at(cell.comparison, "break_even", "by_category")]
+    rows = [_category_cells(cell, each) for cell in cells for each in list_at(cell.comparison, "break_even", "by_category")]
     if not rows:
         return None
     table = Table("Speed and agreement by category of prompt", _CATEGORY_COLUMNS, tuple(rows))
     return ("categories", "By category", table_html(table) if len(rows) <= 30 else _behind([table], f"{len(rows)} rows"))
 
 
-def _category_row(cell: ResultCell, found: Any) -> Tuple[Cell, ...]:
+def _category_cells(cell: ResultCell, found: Any) -> Tuple[Cell, ...]:
     paths = (("pairs",), ("decode_ratio", "value"), ("decode_ratio", "low"), ("decode_ratio", "high"),
              ("acceptance_rate",), ("exact_match",))
     return (cell.workload, text_at(found, "category") or None, cell.configuration, cell.concurrency,

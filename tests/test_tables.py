@@ -1,6 +1,8 @@
 """Section Tables: one Table in several renderings, hostile text, the lesson's and the tutorial's tables, the screen."""
 from __future__ import annotations
 
+import ast
+import pathlib
 import unittest
 
 import measure_speculative as ms
@@ -244,6 +246,14 @@ class Notebook(unittest.TestCase):
         ms.tutorial_tables([record])
         ms.lesson_table([record])
         ms.notebook_listing([record])
+
+
+class OneFile(unittest.TestCase):
+    def test_no_name_is_defined_twice(self):
+        """In one file of many rooms the later definition would silently replace the earlier."""
+        names = [node.name for node in ast.parse(pathlib.Path(ms.__file__).read_text("utf-8")).body
+                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        self.assertEqual({name for name in names if names.count(name) > 1}, set())
 
 
 if __name__ == "__main__":
