@@ -43,7 +43,7 @@ from collections import Counter, deque
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import NormalDist
 from typing import (
-    Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
+    Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set,
     Tuple, Union,
 )
 
@@ -1922,6 +1922,11 @@ class Tap(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
+    @property
+    def fresh(self) -> bool:
+        """Whether no request has been sent on it yet."""
+        return self.finished is None
+
     def usable(self) -> bool:
         """Whether a next request may be sent on it."""
         return self.open and not self.framing.closes and self.error is None and not self.transport.is_closing() and (
@@ -1982,6 +1987,7 @@ class Client:
         self._tls: Any = None
         self._addresses: Dict[Tuple[str, int], Any] = {}    # resolved once; the address that answered comes first
         self._taps: Dict[Origin, List[Tap]] = {}            # open connections between two requests
+        self._keeping: Set[Origin] = set()                  # servers seen to keep a connection open after an answer
 
     def close(self) -> None:
         """Drop every connection, end the loop."""
@@ -2016,9 +2022,28 @@ class Client:
         self.put_back(origin, tap)
         return exchange
 
+    def learn_keeping(self, origin: Origin, request: bytes, timeout_s: float) -> Exchange:
+        """One untimed request that also shows whether the server keeps its connection open afterwards.
+
+        llama.cpp promises to (Keep-Alive: timeout=5) and closes after every stream: a request sent on such a connection
+        gets no answer. So connections are used again only where they were seen to stay open.
+        """
+        async def send_and_look() -> Exchange:
+            tap, connected_s, error = await self.connection(origin)
+            if tap is None:
+                return Exchange(self.clock(), connected_s, None, self.clock(), bytearray(), (), (), error)
+            exchange = await tap.exchange(request, self.clock(), connected_s, timeout_s)
+            await asyncio.sleep(max(0.02, 2 * (connected_s or 0.0)))
+            if tap.usable():
+                self._keeping.add(origin)
+            self.put_back(origin, tap)
+            return exchange
+
+        return self.run(send_and_look())
+
     def put_back(self, origin: Origin, tap: Tap) -> None:
         """Keep a connection for the next request, where it can serve one."""
-        if tap.usable():
+        if tap.usable() and (tap.fresh or origin in self._keeping):
             self._taps.setdefault(origin, []).append(tap)
         else:
             tap.close()
@@ -2538,7 +2563,7 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
         arm = arms[place]
         prompt = warm_up_prompt(0)
         body = request_body(arm.server, prompt, replace(asking, max_tokens=min(asking.max_tokens, 16)), arm.own_body, "rehearsal")
-        exchange = client.ask(arm.origin, request_bytes(arm.origin, arm.chat_path, body))
+        exchange = client.learn_keeping(arm.origin, request_bytes(arm.origin, arm.chat_path, body), client.timeout_s)
         moved = redirect_path(arm.origin, read_response(exchange))
         reply = read_reply(exchange, prompt.id)
         name = refused_parameter(reply.error or "", body)
@@ -2624,7 +2649,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
-        self._taps: set = set()
+        self._taps: Set[Tap] = set()
         self._previous: Dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -7292,7 +7317,7 @@ _TOY_FREE = r"(?i)\b(story|poem|essay|ballad|elegy|letter that|compose|pitch|ske
 _TOY_SHORT = (r"(?i)\b(one|two|three|four|a) (short |plain )?(word|sentence|reason)s?\b|\b(word|number|label|output|it|one) first\b"
               r"|answer with|first line|on one line|exactly one|\bdefin|which one|\b(list|name|state) (the|these|them)\b"
               r"|^(what|which|who|when|where|how|is|are|does|in which|convert|name|state)\b|\bin order\b")
-_TOY_ASKING = (r"(?i)(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
+_TOY_ASKING = (r"(?i)^(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
                r"(?:(?:many|much|long|far)\s+)?(?:(?:is|are|was|were|do|does|did|has|have|can)\s+)?")
 
 _TOY_ADJECTIVES = """amber bitter brisk broken careful cold copper crooked curious dim distant drowsy faded fearless frozen gentle
@@ -7632,7 +7657,7 @@ class DemoSequence:
         self.started_s = self.first_s = self.last_s = 0.0
         self.heard: Callable[[DemoEmission], None] = lambda emission: None
         self.seen = NgramIndex(2, 4)
-        self.seen.extend(prompt.tokens)
+        self.seen.extend(prompt.tokens if options.speculates else ())
 
     @property
     def drafted(self) -> int:
@@ -8260,7 +8285,6 @@ def add_demo_server_options(parser: argparse.ArgumentParser) -> None:
 
 def demo_server(options: argparse.Namespace) -> int:
     """Serve on loopback until stdin closes (a terminal's does not count) or the process is ended. Exit status."""
-    import asyncio
     engine = DemoEngine(DemoOptions(options.dialect, options.drafter, options.draft_length, options.slots, options.context,
                                     options.pass_ms / 1e3, rounding_nats=options.rounding))
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -8280,7 +8304,6 @@ def _end_with_stdin() -> None:
 
 
 async def _serve_demo(dialect: DemoDialect, port: int) -> None:
-    import asyncio
     work = asyncio.Event()
     server = await asyncio.start_server(
         lambda reader, writer: _serve_connection(DemoConnection(dialect, work, reader, writer)), "127.0.0.1", port)
@@ -8290,7 +8313,6 @@ async def _serve_demo(dialect: DemoDialect, port: int) -> None:
 
 async def _serve_steps(engine: DemoEngine, work: asyncio.Event) -> None:
     """Let the engine's passes last as long as they say, on a schedule that late wake-ups do not stretch."""
-    import asyncio
     due_s = time.perf_counter()
     while True:
         step = engine.step()
@@ -8321,9 +8343,9 @@ class DemoConnection(NamedTuple):
 
 async def _serve_connection(connection: DemoConnection) -> None:
     """Answer one connection's requests in turn, until it closes."""
-    import asyncio
+    head = ""
     try:
-        while True:
+        while not re.search(r"(?im)^connection:\s*close", head):
             head = (await connection.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             length = re.search(r"(?im)^content-length:\s*(\d+)", head)
             payload = await connection.reader.readexactly(int(length[1])) if length else b""
@@ -8351,7 +8373,6 @@ async def _answer(connection: DemoConnection, method: str, path: str, payload: b
 
 async def _answer_chat(connection: DemoConnection, request: DemoRequest) -> None:
     """Put the request into the engine and write what its steps yield, each step's chunks in one write."""
-    import asyncio
     dialect, writer = connection.dialect, connection.writer
     done = asyncio.Event()
     logprobs: List[DemoLogprob] = []
@@ -8751,8 +8772,8 @@ def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
         findings += found
-        session.warm_speeds = {arm.server.label: (reply.ttft_s or 0.0, reply.tpot_s) for arm, reply in zip(session.arms, replies)
-                               if reply.tpot_s is not None}
+        for arm, reply in zip(session.arms, replies):
+            _remember_speed(session, arm, reply)
     _tell(screen, findings)
     session.caveats = [finding.caveat() for finding in findings if finding.remedy or finding.grave]
     if session.baseline_run is not None:
@@ -8811,8 +8832,14 @@ def _warm_up(session: Session, level: int) -> None:
         prompts = [warm_up_prompt(number_) for number_ in range(1, count + 1)]
         asking = replace(session.asking, max_tokens=min(options.max_tokens, 32))
         jobs = [_job(arm, prompt, 0, asking, f"warm-up-{level}") for prompt in prompts]
-        play(session.client, Lane(arm, jobs), level, session.interrupt, lambda lane, exchange: None)
+        for reply in play(session.client, Lane(arm, jobs), level, session.interrupt, lambda lane, exchange: None).replies:
+            _remember_speed(session, arm, reply)
     session.arms = [speculation_after_a_task(session.client, arm) for arm in session.arms]
+
+
+def _remember_speed(session: Session, arm: Arm, reply: Reply) -> None:
+    if reply.ok and reply.tpot_s is not None:
+        session.warm_speeds[arm.server.label] = (reply.ttft_s or 0.0, reply.tpot_s)
 
 
 def _job(arm: Arm, prompt: Prompt, repeat: int, asking: Asking, salt: str) -> Job:

@@ -343,18 +343,9 @@ class Dialects(unittest.TestCase):
         self.assertEqual(caught.exception.status, 404)
 
 
-CHILD = (sys.executable, "-c", f"""
-import argparse, sys
-sys.path.insert(0, {str(ROOT)!r})
-import measure_speculative as m
-parser = argparse.ArgumentParser()
-m.add_demo_server_options(parser)
-sys.exit(m.demo_server(parser.parse_args()))""")
-
-
 class Children(unittest.TestCase):
     def test_a_child_answers_on_one_connection_and_ends_when_its_stdin_closes(self):
-        with m.start_demo_server("vllm", "ngram", ("--pass-ms", "0.2"), CHILD) as server:
+        with m.start_demo_server("vllm", "ngram", ("--pass-ms", "0.2")) as server:
             connection = http.client.HTTPConnection(server.url.split("/")[2], timeout=10)
             texts = []
             for _ in range(2):
