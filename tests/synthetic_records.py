@@ -5,6 +5,7 @@ Not a test. `notebook()` gives the records of the tutorial's experiment (7 confi
 """
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -146,6 +147,7 @@ def runs(configurations: Sequence[str] = tuple(CONFIGURATIONS)) -> List[ms.Run]:
                    path="labbook.runs/20260101T120000Z-l40s.jsonl")]
 
 
+@functools.lru_cache(maxsize=None)
 def reply(index: int, name: str, words: int = 180) -> ms.Reply:
     """An answer of `words` words; every server but the baseline takes another word a third of the way in."""
     luck = random.Random(index)
