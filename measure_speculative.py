@@ -35,6 +35,7 @@ import sys
 import tempfile
 import threading
 import time
+import unicodedata
 import urllib.parse
 import zlib
 from array import array
@@ -5110,8 +5111,6 @@ def schema_problems(record: Mapping[str, Any]) -> List[str]:
 # One Table, several renderings.
 # What a formatter may do with a number: scale its unit and round it. What is derived is derived above, in the records.
 
-import re
-import unicodedata
 
 Cell = Union[None, str, int, float]     # None: not measured
 Record = Mapping[str, Any]              # one JSON line of a notebook
@@ -5407,9 +5406,9 @@ def _html_row(row: Sequence[Cell], columns: Sequence[Column]) -> str:
 
 
 def number_at(record: Record, *path: Any) -> Optional[float]:
-    """The finite number at `path` of a record; None where it, or anything on the way to it, is missing."""
+    """The number at `path` of a record; None where it, or anything on the way to it, is missing or beyond measuring."""
     value = value_at(record, *path)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e18 < value < 1e18:
         return None
     return value
 
@@ -5447,7 +5446,7 @@ def record_workload(record: Record) -> str:
 
 def record_level(record: Record) -> int:
     """The concurrency of a record; the lesson's own lines are single-stream."""
-    return int(number_at(record, "concurrency") or 1)
+    return max(1, int(number_at(record, "concurrency") or 1))
 
 
 def record_server(record: Record) -> str:
@@ -5554,15 +5553,19 @@ def result_cells(records: Iterable[Record]) -> List[ResultCell]:
 
 def _remember(passes: Dict[Tuple[Any, ...], Record], record: Record) -> None:
     """Keep the pass under its run, and under its prompts and model for comparisons of runs measured apart."""
-    place = (record_server(record), record_workload(record), record_level(record))
-    passes[(record_run(record), *place)] = record
-    passes[(record.get("prompts_sha256"), record.get("model"), *place)] = record
+    for key in _keys(record, record_server(record)):
+        passes[key] = record
+
+
+def _keys(record: Record, server: str) -> List[Tuple[Any, ...]]:
+    """Under what a server's pass is found for this record: its run; its prompts and model, where the prompts are told."""
+    place = (server, record_workload(record), record_level(record))
+    prompts = text_at(record, "prompts_sha256")
+    return [(record_run(record),) + place] + ([(prompts, text_at(record, "model")) + place] if prompts else [])
 
 
 def _pass_of(record: Record, server: str, passes: Mapping[Tuple[Any, ...], Record]) -> Record:
-    place = (server, record_workload(record), record_level(record))
-    apart = (record.get("prompts_sha256"), record.get("model"), *place)
-    return passes.get((record_run(record), *place)) or (passes.get(apart, {}) if apart[0] else {})
+    return next((passes[key] for key in _keys(record, server) if key in passes), {})
 
 
 def _compared_cell(record: Record, passes: Mapping[Tuple[Any, ...], Record]) -> ResultCell:
@@ -5758,7 +5761,7 @@ def _row_cell(words: str, cells: Sequence[Optional[ResultCell]]) -> Optional[Res
 
 def _in_place_of(piece: str, value: str) -> str:
     """The value, padded to the cell's own width where it fits, so that a neat table stays neat."""
-    line_end = re.search(r"[\r\n]*$", piece).group()     # a last cell without a closing pipe holds the line's end
+    line_end = piece[len(piece.rstrip("\r\n")):]     # a last cell without a closing pipe holds the line's end
     return f" {value} ".ljust(len(piece) - len(line_end)) + line_end
 
 
@@ -5792,11 +5795,11 @@ def _speed_table(workload: str, cells: Sequence[ResultCell]) -> Table:
     columns = [Column("Configuration"), number(f"Acceptance length at {levels[0]}", "tokens", 2)]
     columns += [number(f"Speedup at {level}", "", 2) for level in levels]
     columns += [number(f"Throughput at {level}", "tokens/s", 1) for level in levels]
-    rows = []
+    rows: List[Tuple[Cell, ...]] = []
     for name, by_level in _by_configuration(cells).items():
         at = [by_level.get(level) for level in levels]
-        rows.append((name, at[0] and at[0].acceptance_length, *[cell and cell.speedup for cell in at],
-                     *[cell and cell.speculative_tokens_per_s for cell in at]))
+        rows.append((name, at[0].acceptance_length if at[0] else None, *[cell.speedup if cell else None for cell in at],
+                     *[cell.speculative_tokens_per_s if cell else None for cell in at]))
     return Table(f"{workload}: acceptance and speed", tuple(columns), tuple(rows),
                  ("Acceptance length counts the bonus token. Speedup: decode speed of a request over the baseline's at "
                   "the same concurrency.",))
@@ -5893,13 +5896,13 @@ def _acceptance_words(record: Record) -> List[str]:
     measured = (("rate", percent(number_at(found, "acceptance_rate"), 1)),
                 ("length", _tokens_words(number_at(found, "acceptance_length"), "a step, bonus token included")),
                 ("yield", _tokens_words(number_at(found, "tokens_per_target_pass"), "a target pass")))
+    if record_server(record) == BASELINE and number_at(found, "acceptance_rate") is None:
+        return []
     lines = [f"{name} {value}" for name, value in measured if value != DASH]
-    source = text_at(found, "source")
+    source, missing = text_at(found, "source"), text_at(found, "missing")
     if lines:
         return [", ".join(lines) + (f" (from {source})" if source else "")]
-    missing = text_at(found, "missing")
-    plain = record_server(record) == BASELINE and value_at(record, "server", "speculating") is not True
-    return [f"not measured: {missing}"] if missing and not plain else []
+    return [f"not measured: {missing}"] if missing else []
 
 
 def _tokens_words(value: Optional[float], of: str) -> str:
@@ -5946,7 +5949,7 @@ def _comparison_facts(cell: ResultCell) -> List[Tuple[str, str]]:
     facts += [("throughput", f"{_rate_words(cell.baseline_tokens_per_s)} to {_rate_words(cell.speculative_tokens_per_s)}"),
               ("ratio", _ratio_line(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
     if number_at(record, "decode_ratio", "value") is not None:
-        facts.append(("decode speed", _ratio_line(record["decode_ratio"], None)))
+        facts.append(("decode ratio", _ratio_line(record["decode_ratio"], None)))
     accuracy = [counts_words(value_at(record, side)) for side in ("baseline_accuracy", "speculative_accuracy")]
     facts += [("right answers", f"{accuracy[0]} to {accuracy[1]}")] if all(accuracy) else []
     return facts + [(word, text_at(record, "verdict", word).upper()) for word in ("speed", "answers")
@@ -6126,9 +6129,10 @@ def requests_csv(runs: Iterable[Run], decimal_comma: bool = False, bom: bool = F
 
 
 def _request_row(run: Run, of: Pass, reply: Reply) -> Tuple[Cell, ...]:
-    server, prompt, drafted = run.servers.get(of.server), run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
-    return (run.label, run.started_at, of.server, server and server.engine, server and server.version,
-            server and server.model, of.workload, prompt and prompt.category, of.concurrency, of.purpose,
+    prompt, drafted = run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
+    server = run.servers.get(of.server) or Server(of.server, "", "", (), "")
+    return (run.label, run.started_at, of.server, server.engine, server.version,
+            server.model, of.workload, prompt.category if prompt else None, of.concurrency, of.purpose,
             reply.prompt_id, reply.repeat, reply.ok, reply.error, reply.finish_reason, reply.sent_s, reply.connected_s,
             reply.ttft_s, reply.first_answer_s, reply.tpot_s, reply.e2el_s, reply.decode_tokens_per_s,
             len(reply.chunk_at_s), reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.token_source,
@@ -6196,6 +6200,1104 @@ def _share(accuracy: Any) -> Optional[float]:
     """Correct answers of a graded workload, 0..1. The name gsm8k_accuracy is the tutorial's; any graded workload has it."""
     correct, of = number_at(accuracy or {}, "correct"), number_at(accuracy or {}, "of")
     return None if correct is None or not of else correct / of
+
+
+# --- Charts: small pure functions that return SVG ----------------------------------------------------------------------
+#
+# Drawn 360 units wide and shown at about that many pixels, on a telephone and as one of three on a desk alike, so that
+# their text keeps its size. Colour is never the only sign: a series has its marker, its dash pattern and its name.
+
+_WIDE = 360
+_LABEL_ROOM = 112       # right of a line chart for the names of its lines, left of a bar chart for those of its bars
+_MARKERS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.5-3.5h7v7h-7z", "M0-4.5L4.5 3.5h-9z", "M0-5L5 0 0 5-5 0z",
+    "M0 4.5L4.5-3.5h-9z", "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z", "M-4.5-2.5L0-5l4.5 2.5v5L0 5l-4.5-2.5z",
+    "M-4.5-1.5h9v3h-9z")
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 4", "3 3")
+_COLOURS = 7            # then they come again, with another marker and dash pattern
+BASELINE_STYLE = 7
+
+
+class Point(NamedTuple):
+    """One value of a series with its interval, where it has one."""
+
+    x: float
+    y: Optional[float]
+    low: Optional[float] = None
+    high: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line; `style` gives its colour, marker and dash pattern."""
+
+    name: str
+    style: int
+    points: Tuple[Point, ...]
+
+    @property
+    def known(self) -> Tuple[Point, ...]:
+        """The points that were measured."""
+        return tuple(point for point in self.points if point.y is not None)
+
+    @property
+    def values(self) -> List[float]:
+        """The values of the points that were measured."""
+        return [point.y for point in self.points if point.y is not None]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart says around its data. `reference` is a line to hold values against.
+
+    The value axis goes from `low` to `high`; a `low` above 0 makes it logarithmic: each grid line is twice the one below.
+    """
+
+    title: str
+    x_name: str
+    unit: str
+    high: float
+    x_ticks: Tuple[float, ...] = ()
+    reference: Optional[Tuple[float, str]] = None
+    low: float = 0
+
+    @property
+    def value_ticks(self) -> List[float]:
+        """The values that have a grid line."""
+        if not self.low:
+            return nice_ticks(self.high)
+        steps = range(math.floor(math.log2(self.low)), math.ceil(math.log2(max(self.high, self.low * 2))) + 1)
+        return [2.0 ** step for step in steps]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A stretch of numbers laid over a stretch of the drawing."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Where the value is drawn; values beyond the ends are drawn at the ends."""
+        low, high, value = (math.log2(max(n, 1e-9)) if self.log else n for n in (self.low, self.high, value))
+        share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
+        return self.start + share * (self.end - self.start)
+
+
+def nice_ticks(high: float, most: int = 5) -> List[float]:
+    """Round numbers from 0 to at least `high`, at most `most` steps apart."""
+    if high <= 0 or not math.isfinite(high):
+        return [0.0, 1.0]
+    power = 10 ** math.floor(math.log10(high / most))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if high <= power * factor * most * (1 + 1e-9))
+    return [round(step * i, 12) for i in range(math.ceil(high / step - 1e-9) + 1)]     # 0.6, not 0.6000000000000001
+
+
+def spread(wanted: Sequence[float], gap: float, high: float) -> List[float]:
+    """The wanted places moved as little as makes them `gap` apart, none beyond `high`: labels that do not collide."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    placed = list(wanted)
+    for before, i in zip(order, order[1:]):
+        placed[i] = max(placed[i], placed[before] + gap)
+    limit = high
+    for i in reversed(order):
+        placed[i] = min(placed[i], limit)
+        limit = placed[i] - gap
+    return placed
+
+
+def line_chart(chart: Chart, series: Sequence[Series]) -> str:
+    """Lines with interval whiskers over levels or positions, each named at its right end."""
+    series = [each for each in series if each.known]
+    if not series:
+        return _nothing(chart.title)
+    ticks = chart.x_ticks or tuple(sorted({point.x for each in series for point in each.known}))
+    x = Scale(min(ticks), max(ticks), 58, _WIDE - _LABEL_ROOM - 14, log=bool(chart.x_ticks))
+    y = Scale(chart.value_ticks[0], chart.value_ticks[-1], 206, 12, log=bool(chart.low))
+    parts = [_value_axis(chart, y), _level_axis(chart, x, ticks), _reference_line(chart, y)]
+    parts += [_line(each, x, y, _dodge(i, len(series))) for i, each in enumerate(series)]
+    return _svg(240, chart.title, _described(chart, series), parts + [_line_names(series, y)])
+
+
+def _dodge(i: int, count: int) -> float:
+    """A few units aside, so that the whiskers of neighbours can be told apart."""
+    return (i - (count - 1) / 2) * min(2.5, 12 / count)
+
+
+def _value_axis(chart: Chart, y: Scale) -> str:
+    lines = [f'<path class="grid" d="M42 {_at(y.at(tick))}H{_WIDE - _LABEL_ROOM}"/>'
+             f'<text x="37" y="{_at(y.at(tick) + 4)}" text-anchor="end">{_tick(tick)}</text>'
+             for tick in chart.value_ticks]
+    return "".join(lines)
+
+
+def _level_axis(chart: Chart, x: Scale, ticks: Sequence[float]) -> str:
+    shown_ticks = [tick for i, tick in enumerate(ticks) if len(ticks) <= 8 or i % math.ceil(len(ticks) / 8) == 0]
+    texts = [f'<text x="{_at(x.at(tick))}" y="221" text-anchor="middle">{_tick(tick)}</text>' for tick in shown_ticks]
+    middle = (x.start + x.end) / 2
+    return "".join(texts) + f'<text class="soft" x="{_at(middle)}" y="236" text-anchor="middle">{html_text(chart.x_name)}</text>'
+
+
+def _reference_line(chart: Chart, y: Scale) -> str:
+    if chart.reference is None:
+        return ""
+    value, words = chart.reference
+    return (f'<path class="ref" d="M42 {_at(y.at(value))}H{_WIDE - _LABEL_ROOM}"/>'
+            f'<text class="soft" x="44" y="{_at(y.at(value) - 4)}">{html_text(words)}</text>')
+
+
+def _line(series: Series, x: Scale, y: Scale, aside: float) -> str:
+    places = [(x.at(point.x) + aside, y.at(value), point) for point, value in zip(series.known, series.values)]
+    path = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top, _ in places)
+    dash = f' stroke-dasharray="{_dash(series.style)}"' if _dash(series.style) else ""
+    whiskers = "".join(_whisker(left, y.at(point.low), y.at(point.high)) for left, _, point in places
+                       if point.low is not None and point.high is not None)
+    markers = "".join(_marker(series.style, left, top) for left, top, _ in places)
+    return f'<g class="{_colour(series.style)}"><path class="line" d="{path}"{dash}/>{whiskers}{markers}</g>'
+
+
+def _whisker(left: float, low: float, high: float) -> str:
+    return f'<path class="whisker" d="M{_at(left)} {_at(low)}V{_at(high)}m-2.5 0h5M{_at(left - 2.5)} {_at(low)}h5"/>'
+
+
+def _marker(style: int, left: float, top: float) -> str:
+    shape = _MARKERS[style % len(_MARKERS) if style <= BASELINE_STYLE else (style + style // _COLOURS) % len(_MARKERS)]
+    return f'<path class="mark" transform="translate({_at(left)} {_at(top)})" d="{shape}"/>'
+
+
+def _dash(style: int) -> str:
+    return _DASHES[style % len(_DASHES)]
+
+
+def _colour(style: int) -> str:
+    return "c7" if style == BASELINE_STYLE else f"c{style % (_COLOURS + 1) if style < BASELINE_STYLE else style % _COLOURS}"
+
+
+def _line_names(series: Sequence[Series], y: Scale) -> str:
+    """The name of each line beside its end, with its marker, moved apart where lines end close together."""
+    left = _WIDE - _LABEL_ROOM + 11
+    tops = spread([y.at(each.values[-1]) for each in series], 14, 206)
+    return "".join(f'<g class="{_colour(each.style)}">{_marker(each.style, left, top)}'
+                   f'<text class="name" x="{left + 7}" y="{_at(top + 4)}">{html_text(abbreviated(each.name, 16))}</text></g>'
+                   for each, top in zip(series, tops))
+
+
+class Bar(NamedTuple):
+    """One bar: its name, its value with interval, and what is written beside it."""
+
+    name: str
+    style: int
+    value: Optional[float]
+    low: Optional[float]
+    high: Optional[float]
+    words: str
+
+
+def bar_chart(chart: Chart, bars: Sequence[Bar]) -> str:
+    """Bars that lie, one a configuration, names on the left and values in words at their ends."""
+    if not any(bar.value is not None for bar in bars):
+        return _nothing(chart.title)
+    ticks = nice_ticks(chart.high)
+    x, bottom = Scale(0, ticks[-1], _LABEL_ROOM, _WIDE - 84), 12 + 24 * len(bars)
+    parts = [f'<path class="grid" d="M{_at(x.at(tick))} 8V{bottom}"/>'
+             f'<text x="{_at(x.at(tick))}" y="{bottom + 14}" text-anchor="middle">{_tick(tick)}</text>' for tick in ticks]
+    parts += [_bar(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
+    parts += [_upright_reference(chart.reference, x, bottom)] if chart.reference else []
+    parts += [_bar_words(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
+    words = "; ".join(f"{bar.name} {bar.words}" for bar in bars)
+    return _svg(bottom + (34 if chart.reference else 20), chart.title, words, parts)
+
+
+def _upright_reference(reference: Tuple[float, str], x: Scale, bottom: float) -> str:
+    left, side = x.at(reference[0]), "end" if x.at(reference[0]) > _WIDE / 2 + 20 else "start"
+    return (f'<path class="ref" d="M{_at(left)} 4V{bottom + 20}"/><text class="soft" text-anchor="{side}" '
+            f'x="{_at(left + (-3 if side == "end" else 3))}" y="{bottom + 29}">{html_text(reference[1])}</text>')
+
+
+def _bar(bar: Bar, x: Scale, top: float) -> str:
+    name = (f'<text class="name" x="{_LABEL_ROOM - 8}" y="{_at(top + 14)}" text-anchor="end">'
+            f'{html_text(abbreviated(bar.name, 17))}</text>')
+    if bar.value is None:
+        return name
+    whisker = ""
+    if bar.low is not None and bar.high is not None:
+        whisker = (f'<path class="whisker over" d="M{_at(x.at(bar.low))} {_at(top + 10)}H{_at(x.at(bar.high))}'
+                   f'm0-2.5v5M{_at(x.at(bar.low))} {_at(top + 7.5)}v5"/>')
+    return (f'<g class="{_colour(bar.style)}">{name}<rect class="bar" x="{_LABEL_ROOM}" y="{_at(top + 2)}" '
+            f'width="{_at(max(x.at(bar.value) - _LABEL_ROOM, 0.5))}" height="16" rx="2"/>{whisker}</g>')
+
+
+def _bar_words(bar: Bar, x: Scale, top: float) -> str:
+    """The value beside the bar, drawn last so that no line crosses it."""
+    if bar.value is None:
+        return f'<text class="soft" x="{_LABEL_ROOM + 5}" y="{_at(top + 14)}">not measured</text>'
+    beyond = max(x.at(bar.value), x.at(bar.high or 0))
+    return f'<text class="value" x="{_at(beyond + 5)}" y="{_at(top + 14)}">{html_text(bar.words)}</text>'
+
+
+# The break-even map: where in the plane of acceptance rate and draft cost a chain of k drafted tokens pays.
+
+_BANDS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)      # speedups at the borders of the map's bands
+
+
+_MAP_STEPS = 48
+
+
+class MapPoint(NamedTuple):
+    """One measurement on the map: acceptance rate, cost of a drafted token in target steps, and which series it is of."""
+
+    alpha: float
+    cost: float
+    style: int
+    name: str
+
+
+def heat_map(title: str, draft_length: int, points: Sequence[MapPoint]) -> str:
+    """Predicted speedup over acceptance rate and draft cost for one draft length, with the measured points numbered."""
+    top_cost = nice_ticks(max([0.2] + [point.cost * 1.15 for point in points]), 4)[-1]
+    x, y = Scale(0, 1, 44, _WIDE - 12), Scale(0, top_cost, 226, 12)
+    costs = [top_cost * i / _MAP_STEPS for i in range(_MAP_STEPS + 1)]
+    edges = [[(_alpha_at(speed, draft_length, cost), cost) for cost in costs] for speed in _BANDS]
+    parts = [f'<rect class="b0" x="{x.start}" y="{y.end}" width="{x.end - x.start}" height="{y.start - y.end}"/>']
+    parts += [_band(i + 1, edge, x, y) for i, edge in enumerate(edges)]
+    parts += [_contour(i, edge, x, y) for i, edge in enumerate(edges)]
+    parts += [_map_axes(x, y, top_cost)] + _map_points(points, x, y)
+    words = "; ".join(f"{i}: {point.name}, acceptance {point.alpha:.2f}, cost {point.cost:.3f}"
+                      for i, point in enumerate(points, 1))
+    return _svg(262, title, f"Speedup predicted for draft length {draft_length}. Measured: {words or 'none'}.", parts)
+
+
+def _alpha_at(wanted: float, k: int, cost: float) -> float:
+    """The acceptance rate with the wanted speedup; 1 where it is out of reach, 0 where it is passed at once."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if speedup(middle, k, cost) < wanted else (low, middle)
+    return high
+
+
+def _band(number_of: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
+    """All that is right of the border, painted over what is left of it."""
+    outline = "L".join(f"{_at(x.at(alpha))} {_at(y.at(cost))}" for alpha, cost in edge)
+    return f'<path class="b{number_of}" d="M{outline}H{_at(x.end)}V{_at(y.start)}z"/>'
+
+
+def _contour(i: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
+    """The border of a band with its speedup written on it, neighbours at different heights."""
+    at_once = [alpha for alpha, _ in edge if alpha < 1e-4]        # here even no acceptance reaches the speedup
+    inside = [(x.at(alpha), y.at(cost)) for alpha, cost in edge[max(0, len(at_once) - 1):] if alpha < 1 - 1e-4]
+    if len(inside) < 8:
+        return ""
+    line = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top in inside)
+    left, top = inside[-2 - 3 * (i % 3)]
+    return (f'<path class="{"even" if _BANDS[i] == 1 else "contour"}" d="{line}"/><text class="on-map" '
+            f'x="{_at(min(left, x.end - 14))}" y="{_at(top + 9)}" text-anchor="middle">{_tick(_BANDS[i])}×</text>')
+
+
+def _map_axes(x: Scale, y: Scale, top_cost: float) -> str:
+    parts = [f'<text x="{_at(x.at(share))}" y="241" text-anchor="middle">{_tick(share)}</text>'
+             for share in (0, 0.25, 0.5, 0.75, 1)]
+    parts += [f'<text x="40" y="{_at(y.at(cost) + 4)}" text-anchor="end">{_tick(cost)}</text>'
+              for cost in nice_ticks(top_cost, 4)]
+    parts.append(f'<text class="soft" x="{_at((x.start + x.end) / 2)}" y="256" text-anchor="middle">'
+                 "acceptance rate of a drafted token</text>")
+    parts.append('<text class="soft" transform="translate(10 119) rotate(-90)" text-anchor="middle">'
+                 "cost of a drafted token [target steps]</text>")
+    return "".join(parts)
+
+
+def _map_points(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[str]:
+    """Numbered circles, each tied to its place where it had to step aside."""
+    parts = []
+    for i, (point, (left, top)) in enumerate(zip(points, _apart(points, x, y)), 1):
+        true_left, true_top = _at(x.at(point.alpha)), _at(y.at(point.cost))
+        parts.append(f'<g class="{_colour(point.style)}"><path class="tie" d="M{true_left} {true_top}L{_at(left)} {_at(top)}"/>'
+                     f'<circle class="spot" cx="{true_left}" cy="{true_top}" r="2.5"/>'
+                     f'<circle class="point" cx="{_at(left)}" cy="{_at(top)}" r="8"/>'
+                     f'<text class="digit" x="{_at(left)}" y="{_at(top + 3.9)}" text-anchor="middle">{i}</text></g>')
+    return parts
+
+
+def _apart(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[Tuple[float, float]]:
+    """Where the circles are drawn: above their places, and above a circle that is there already."""
+    placed: List[Tuple[float, float]] = []
+    for point in points:
+        left, top = x.at(point.alpha), y.at(point.cost) - 16
+        while any(math.hypot(left - other, top - height) < 17 for other, height in placed) and top > 20:
+            top -= 4
+        placed.append((left, top))
+    return placed
+
+
+def _svg(height: float, title: str, words: str, parts: Sequence[str]) -> str:
+    return (f'<svg viewBox="0 0 {_WIDE} {_at(height)}" role="img"><title>{html_text(title)}</title>'
+            f'<desc>{html_text(words)}</desc>{"".join(parts)}</svg>')
+
+
+def _nothing(title: str) -> str:
+    return f'<p class="note">{html_text(title)}: not measured.</p>'
+
+
+def _described(chart: Chart, series: Sequence[Series]) -> str:
+    """The chart in words, for those who do not see it."""
+    lines = [f"{each.name}: " + ", ".join(f"{point.y:.4g}{chart.unit} at {_tick(point.x)}" for point in each.known)
+             for each in series]
+    return f"{chart.x_name} against {chart.unit.strip() or 'ratio'}. " + "; ".join(lines) + "."
+
+
+def _at(value: float) -> str:
+    """A place on the drawing, to a tenth of a unit."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+# --- The page ----------------------------------------------------------------------------------------------------------
+#
+# One file that needs no network and no script. Everything in it comes from notebook and run files: it can be made again.
+
+_DIFFERENCES_SHOWN = 3          # for each configuration, workload and level
+_DIFFERENCES_IN_ALL = 60
+_BEFORE, _AFTER = 90, 160       # characters shown before and from the first difference on
+_LONGEST_DRAFT = 64             # no map is drawn for a draft length that nobody runs
+
+Section = Tuple[str, str, str]  # its id, its heading, its HTML
+
+
+def report_page(records: Iterable[Record], runs: Iterable[Run] = ()) -> str:
+    """The whole page: the verdict, the conditions, then each question with its charts and the numbers behind them."""
+    everything = result_cells(records)
+    cells = latest_cells(everything)
+    compared = [cell for cell in cells if cell.comparison]
+    styles = {name: _style_of(i) for i, name in enumerate(_known(cell.configuration for cell in cells))}
+    sections = [_conditions(cells), _best_section(compared, styles), _speedup_section(compared, styles),
+                _rates_section(cells, styles), _position_section(cells, styles), _answers_section(compared, styles),
+                _accuracy_section(cells, styles), _map_section(compared, styles), _differences_section(compared, list(runs)),
+                _category_section(compared), _others_section(everything, cells)]
+    title = "Does speculative decoding pay here?" if compared else "One server, measured"
+    return _document(title, _verdict_header(title, cells), [section for section in sections if section])
+
+
+def _style_of(i: int) -> int:
+    """The i-th configuration's style; the baseline's own is left out."""
+    return i if i < BASELINE_STYLE else i + 1
+
+
+def _document(title: str, header: str, sections: Sequence[Section]) -> str:
+    links = "".join(f'<a href="#{key}">{html_text(name)}</a>' for key, name, _ in sections)
+    body = "".join(f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{html_text(name)}</h2>{inner}</section>\n'
+                   for key, name, inner in sections)
+    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+            f'<style>{_STYLE}</style></head>\n<body>{header}<nav aria-label="On this page">{links}</nav>\n'
+            f"<main>{body}</main>\n<footer><p>Made by measure_speculative.py {html_text(__version__)} from its notebook"
+            " and run files; it can be made again from them.</p></footer></body></html>\n")
+
+
+# The verdict, in two sentences that a colleague understands.
+
+
+def _verdict_header(title: str, cells: Sequence[ResultCell]) -> str:
+    model = text_at(cells[0].newest, "model") if cells else ""
+    facts = _known([model, *_known(_engine_words(cell.newest) for cell in cells), *_days(cells)])
+    cards = "".join(f'<div class="card {kind}"><p class="word">{html_text(word)}</p><p>{html_text(sentence)}</p></div>'
+                    for kind, word, sentence in verdict_sentences(cells))
+    return (f'<header><p class="eyebrow">Speculative decoding, measured</p><h1>{html_text(title)}</h1>'
+            f'<p class="facts">{html_text(" · ".join(facts))}</p><div class="cards">{cards}</div></header>\n')
+
+
+def _days(cells: Sequence[ResultCell]) -> List[str]:
+    days = sorted(_known(_when(cell)[:10] for cell in cells))
+    return days if len(days) < 2 else [f"{days[0]} to {days[-1]}"]
+
+
+def verdict_sentences(cells: Sequence[ResultCell]) -> List[Tuple[str, str, str]]:
+    """Two of (kind, word, sentence): what became of the speed, and what of the answers."""
+    compared = [cell for cell in cells if cell.comparison]
+    if not compared:
+        return [_alone_sentence(cells), ("plain", "Nothing to compare", "Measure a second server, the same model with "
+                                         "speculation, to learn whether it pays and whether the answers stay the same.")]
+    return [_speed_sentence(compared), _answers_sentence(compared)]
+
+
+def _alone_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    speeds = [(cell, _first_known(number_at(record, "decode_tokens_per_s", "mean"), number_at(record, "output_tokens_per_s")))
+              for cell in cells for record in [cell.speculative or cell.baseline]]
+    known = [(cell, speed) for cell, speed in speeds if speed is not None]
+    if not known:
+        return ("plain", "No speed measured", "The server's answers carried no token counts, so that no speed can be told.")
+    cell, speed = max(known, key=lambda pair: pair[1])
+    return ("plain", f"{speed:,.1f} tokens/s", f"{record_server(cell.newest)} writes {speed:,.1f} tokens a second for "
+            f"one request at best ({_where(cell)}).")
+
+
+def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    words = [text_at(cell.comparison, "verdict", "speed") for cell in cells]
+    faster, slower = words.count("faster"), words.count("slower")
+    ratio = _best_words(cells)
+    of = f"of {len(cells)} measurements" if len(cells) > 1 else "the one measurement"
+    if not any(words):
+        return ("plain", "A ratio, no verdict", f"The best ratio is {ratio}; these records carry no interval that would "
+                "tell it from chance.")
+    loss = _known(f"{cell.configuration} on {_where(cell)}" for cell, word in zip(cells, words) if word == "slower")
+    if faster == len(cells):
+        how = "all measurements are faster, at best" if faster > 1 else "the server writes at"
+        return ("good", "Yes, it pays", f"With speculation {how} {ratio}.")
+    if faster:
+        mostly = faster >= 0.8 * len(cells) and slower <= 0.1 * len(cells)
+        kind, word = ("good", "Yes, nearly everywhere") if mostly else ("mixed", "It depends")
+        less = f" and slower in {slower} ({_listed(loss, 2)})" if slower else ""
+        return (kind, word, f"Speculation is faster in {faster} {of}{less}; at best it reaches {ratio}.")
+    if slower:
+        return ("bad", "No, it costs", f"Speculation is slower in {slower} {of} and faster in none; its best is {ratio}.")
+    return ("plain", "No difference to be seen", f"In {of} the speed cannot be told from the baseline's; the best is {ratio}.")
+
+
+def _best_words(cells: Sequence[ResultCell]) -> str:
+    """The greatest speedup in words: '1.95 times the baseline's decode speed (ngram on chat, one request at a time)'."""
+    known = [cell for cell in cells if cell.speedup is not None]
+    if not known:
+        return "no known ratio"
+    best = max(known, key=lambda cell: cell.speedup or 0)
+    decoded = number_at(best.comparison, "decode_ratio", "value") is not None
+    low, high = best.speedup_interval
+    interval = "" if low is None or high is None else f"; 95 % interval {low:.2f} to {high:.2f}"
+    return (f"{_decimal(best.speedup, 2)} times the baseline's {'decode speed' if decoded else 'throughput'} "
+            f"({best.configuration} on {_where(best)}{interval})")
+
+
+def _answers_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    words = [text_at(cell.comparison, "verdict", "answers") for cell in cells]
+    pairs = sum(cell.compared or 0 for cell in cells)
+    same = sum(cell.identical or 0 for cell in cells)
+    counts = f"{same:,.0f} of {pairs:,.0f} answers are the same byte for byte"
+    changed = _known(f"{cell.configuration} on {cell.workload}" for cell, word in zip(cells, words) if word == "changed")
+    if changed:
+        return ("bad", "Answers changed", f"{counts}, and more than rounding differs with {_listed(changed)}.")
+    if not any(words) or "cannot tell" in words:
+        unknown = sum(word in ("", "cannot tell") for word in words)
+        where = f"in {unknown} of {len(cells)} measurements " if len(cells) > 1 else ""
+        return ("plain", "Cannot tell about the answers", f"{counts}; {where}it cannot be told whether the rest is rounding.")
+    if "rounding only" in words:
+        return ("good", "Same answers, within rounding", f"{counts}, and where they differ it is rounding, as the "
+                "baseline's own repeats show or near-ties explain.")
+    return ("good", "Same answers", f"{counts}.")
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _where(cell: ResultCell) -> str:
+    """'agent, one request at a time', 'chat, 16 requests at once'."""
+    level = "one request at a time" if cell.concurrency == 1 else f"{cell.concurrency} requests at once"
+    return f"{cell.workload}, {level}"
+
+
+# The conditions under which all of it holds.
+
+
+def _conditions(cells: Sequence[ResultCell]) -> Section:
+    passes = [record for cell in cells for record in (cell.baseline, cell.speculative) if record]
+    records = passes + [cell.comparison for cell in cells if cell.comparison]
+    facts = (("Model", _known(text_at(record, "model") for record in records)),
+             ("Workloads", _known(cell.workload for cell in cells)),
+             ("Concurrency", [str(level) for level in _levels(cells)]),
+             ("Prompts of a pass", _counts_seen(passes, "prompt_count")),
+             ("Repeats", _counts_seen(passes, "repeats")),
+             ("Answer limit", [f"{count} tokens" for count in _counts_seen(passes, "max_tokens")]),
+             ("Prompts digest", _known(text_at(record, "prompts_sha256")[:16] for record in records)),
+             ("Track", _known(text_at(record, "track") for record in records)),
+             ("Measured", _days(cells)),
+             ("Client", _known(_client_words(record) for record in passes)),
+             ("Run files", _known(text_at(record, "run_file") for record in records)))
+    listed = "".join(f"<div><dt>{name}</dt><dd>{html_text(', '.join(values))}</dd></div>" for name, values in facts if values)
+    return ("conditions", "Conditions", f"<dl>{listed}</dl>{_caveat_list(records)}{table_html(_server_table(passes))}"
+            if records else '<p class="note">Nothing measured yet.</p>')
+
+
+def _counts_seen(records: Sequence[Record], key: str) -> List[str]:
+    return [f"{count:,.0f}" for count in sorted(_known(number_at(record, key) for record in records))]
+
+
+def _client_words(record: Record) -> str:
+    python = text_at(record, "client", "python")
+    return ", ".join(_known([text_at(record, "client", "platform"), python and f"Python {python}"]))
+
+
+_SERVER_COLUMNS = (Column("Server"), Column("Engine"), Column("Method"), number("Draft length"), Column("Drafter"),
+                   number("Context", "tokens"), number("Slots"), number("KV cache", "tokens"), Column("Address"))
+
+
+def _server_table(passes: Sequence[Record]) -> Table:
+    latest = {record_server(record): record for record in passes}
+    rows = []
+    for name, record in latest.items():
+        drafting = value_at(record, "server", "speculation") or {}
+        rows.append((name, _engine_words(record) or None, text_at(drafting, "method") or None,
+                     number_at(drafting, "draft_tokens"), text_at(drafting, "drafter") or None,
+                     *[number_at(record, "server", key) for key in ("context_tokens", "slots", "kv_cache_tokens")],
+                     text_at(record, "base_url") or None))
+    return Table("The servers, as they or the user told", _SERVER_COLUMNS, tuple(rows))
+
+
+def _caveat_list(records: Sequence[Record]) -> str:
+    """Each caveat once, with its remedy and how many records carry it."""
+    counts: Dict[Tuple[str, str], int] = {}
+    for record in records:
+        for caveat in list_at(record, "caveats"):
+            key = (text_at(caveat, "sentence") or str(caveat), text_at(caveat, "remedy"))
+            counts[key] = counts.get(key, 0) + 1
+    items = "".join(f"<li><strong>{html_text(sentence)}</strong> {html_text(remedy)} "
+                    f'<span class="note">({count} of {len(records)} records)</span></li>'
+                    for (sentence, remedy), count in counts.items())
+    return f'<div class="caveats"><h3>Caveats</h3><ul>{items}</ul></div>' if items else ""
+
+
+# The questions, each with its charts and, behind them, its tables.
+
+
+def _grid(figures: Iterable[Tuple[str, str]]) -> str:
+    inner = "".join(f"<figure><figcaption>{html_text(caption)}</figcaption>{svg}</figure>" for caption, svg in figures)
+    return f'<div class="grid">{inner}</div>'
+
+
+def _behind(tables: Sequence[Table], words: str = "The numbers") -> str:
+    return f"<details><summary>{html_text(words)}</summary>{''.join(map(table_html, tables))}</details>" if tables else ""
+
+
+def _workloads(cells: Iterable[ResultCell]) -> Dict[str, List[ResultCell]]:
+    grouped: Dict[str, List[ResultCell]] = {}
+    for cell in cells:
+        grouped.setdefault(cell.workload, []).append(cell)
+    return grouped
+
+
+def _highest(values: Iterable[Optional[float]]) -> float:
+    return max([value for value in values if value is not None], default=1.0)
+
+
+_BEST_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Speedup", "", 2),
+                 number("Low", "", 2), number("High", "", 2), Column("Verdict"))
+
+
+def _best_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """The best level of each configuration, a chart a workload, the fastest first."""
+    if not cells:
+        return None
+    best = {workload: _best_cells(own) for workload, own in _workloads(cells).items()}
+    bars = {workload: [Bar(cell.configuration, styles[cell.configuration], cell.speedup, *cell.speedup_interval,
+                           f"{times(cell.speedup)} at {cell.concurrency}") for cell in own]
+            for workload, own in best.items()}
+    chart = Chart("best speedup", "speedup", "×", _highest_speedup(cells), reference=(1.0, "1: no gain"))
+    rows = [(workload, cell.configuration, cell.concurrency, cell.speedup, *cell.speedup_interval,
+             text_at(cell.comparison, "verdict", "speed") or None) for workload, own in best.items() for cell in own]
+    lead = ("<p>Decode speed of a request over the baseline's at the same concurrency, with the concurrency at which it "
+            "is best; whiskers are 95 % intervals.</p>")
+    table = Table("Best speedup of each configuration", _BEST_COLUMNS, tuple(rows))
+    return ("best", "Best speedup", lead + _grid(_bar_figures(bars, chart)) + _behind([table]))
+
+
+def _best_cells(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """Of each configuration the level where it gains most, the greatest gain first."""
+    best = [max(by_level.values(), key=lambda cell: cell.speedup or 0) for by_level in _by_configuration(cells).values()]
+    return sorted(best, key=lambda cell: -(cell.speedup or 0))
+
+
+def _highest_speedup(cells: Sequence[ResultCell]) -> float:
+    return _highest([cell.speedup_interval[1] for cell in cells] + [cell.speedup for cell in cells])
+
+
+def _bar_figures(bars: Mapping[str, Sequence[Bar]], chart: Chart,
+                 floors: Optional[Mapping[str, Optional[Tuple[float, str]]]] = None) -> List[Tuple[str, str]]:
+    """A chart a workload; one chart of all workloads where each has a single bar. `floors` are the charts' own lines."""
+    floors = floors or {}
+    if len(bars) > 1 and all(len(own) == 1 for own in bars.values()):
+        named = [own[0]._replace(name=workload, words=_beside(own[0].words, floors.get(workload)))
+                 for workload, own in bars.items()]
+        return [(f"{chart.title}: {_listed(_known(own[0].name for own in bars.values()))}", bar_chart(chart, named))]
+    return [(f"{workload}: {chart.title}", bar_chart(
+        replace(chart, title=f"{workload}: {chart.title}", reference=floors.get(workload) or chart.reference), own))
+        for workload, own in bars.items()]
+
+
+def _beside(words: str, floor: Optional[Tuple[float, str]]) -> str:
+    return words if floor is None else f"{words} ({floor[0]:.0f})"
+
+
+def _level_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], of: str) -> List[Series]:
+    """One line a configuration over the levels, of a property of ResultCell."""
+    return [Series(name, styles[name], tuple(
+        Point(level, getattr(cell, of), *(cell.speedup_interval if of == "speedup" else ()))
+        for level, cell in sorted(by_level.items()))) for name, by_level in _by_configuration(cells).items() if name]
+
+
+def _speedup_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Speedup over the levels with intervals; without a second level only the verdicts are left to tell."""
+    if not cells:
+        return None
+    if not _has_levels(cells):
+        return ("speedup", "Verdicts", table_html(_verdict_table(cells)) + _advice_list(cells))
+    lows = [value for cell in cells for value in (cell.speedup, cell.speedup_interval[0]) if value]
+    figures = [(workload, line_chart(
+        Chart(f"Speedup by concurrency on {workload}", "requests at once", "×", _highest_speedup(cells),
+              tuple(_levels(own)), (1.0, ""), max(0.125, min([0.5] + lows))), _level_lines(own, styles, "speedup")))
+        for workload, own in _workloads(cells).items()]
+    lead = ("<p>Above the dashed line at 1 speculation pays; each grid line is twice the one below. Gains shrink as more "
+            "requests share the target's passes.</p>")
+    return ("speedup", "Speedup by concurrency", lead + _grid(figures) + _behind([_verdict_table(cells)])
+            + _advice_list(cells))
+
+
+def _has_levels(cells: Sequence[ResultCell]) -> bool:
+    """Whether any workload was measured at more than one level."""
+    return any(len(_levels(own)) > 1 for own in _workloads(cells).values())
+
+
+_VERDICT_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Decode ratio", "", 2),
+                    number("Low", "", 2), number("High", "", 2), number("Throughput ratio", "", 2), Column("Speed"),
+                    Column("Answers"), Column("Reasons"))
+
+
+def _verdict_table(cells: Sequence[ResultCell]) -> Table:
+    rows = [(cell.workload, cell.configuration, cell.concurrency, number_at(cell.comparison, "decode_ratio", "value"),
+             number_at(cell.comparison, "decode_ratio", "low"), number_at(cell.comparison, "decode_ratio", "high"),
+             cell.throughput_ratio, text_at(cell.comparison, "verdict", "speed") or None,
+             text_at(cell.comparison, "verdict", "answers") or None,
+             "; ".join(map(str, list_at(cell.comparison, "verdict", "reasons"))) or None) for cell in cells]
+    return Table("Every measurement and its verdict", _VERDICT_COLUMNS, tuple(rows))
+
+
+def _advice_list(cells: Sequence[ResultCell]) -> str:
+    said: Dict[str, List[str]] = {}
+    for cell in cells:
+        for advice in list_at(cell.comparison, "advice"):
+            said.setdefault(str(advice), []).append(f"{cell.configuration} on {_where(cell)}")
+    items = "".join(f'<li>{html_text(advice)} <span class="note">({html_text(_listed(places, 2))})</span></li>'
+                    for advice, places in said.items())
+    return f'<div class="advice"><h3>What to try</h3><ul>{items}</ul></div>' if items else ""
+
+
+_RATES = ((("decode_tokens_per_s", "mean"), "decode speed [tokens/s]"), (("output_tokens_per_s",), "throughput [tokens/s]"))
+
+
+def _rates_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Decode speed of a request and output throughput of the server, the baseline among them."""
+    if not cells:
+        return None
+    figures: List[Tuple[str, str]] = []
+    for path, words in _RATES:
+        lines = {workload: _pass_lines(own, styles, path) for workload, own in _workloads(cells).items()}
+        high = _highest(point.y for series in lines.values() for each in series for point in each.points)
+        if _has_levels(cells):
+            figures += [(f"{workload}: {words}", line_chart(_rate_chart(workload, words, high, cells), series))
+                        for workload, series in lines.items()]
+        elif any(each.known for series in lines.values() for each in series):
+            figures += _bar_figures({workload: [_rate_bar(each) for each in series] for workload, series in lines.items()},
+                                    Chart(words, "tokens/s", " tokens/s", high))
+    lead = ("<p>Two numbers, never mixed: how fast one answer is written, and how many tokens the server gives in all its "
+            "answers together.</p>")
+    return ("rates", "Speed and throughput", lead + _grid(figures) + _behind([_pass_table(cells)]))
+
+
+def _rate_chart(workload: str, words: str, high: float, cells: Sequence[ResultCell]) -> Chart:
+    levels = tuple(_levels(_workloads(cells)[workload]))
+    return Chart(f"{workload}: {words}", "requests at once", " tokens/s", high, levels)
+
+
+def _rate_bar(series: Series) -> Bar:
+    value = series.points[-1].y
+    return Bar(series.name, series.style, value, None, None, _decimal(value, 1))
+
+
+def _pass_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], path: Sequence[str]) -> List[Series]:
+    """One line a server over the levels, of a number in its records."""
+    found: Dict[str, Dict[int, Optional[float]]] = {}
+    for cell in cells:
+        for record in (cell.baseline, cell.speculative):
+            if record:
+                found.setdefault(record_server(record), {})[cell.concurrency] = number_at(record, *path)
+    return [Series(name, styles.get(name, BASELINE_STYLE), tuple(Point(level, value) for level, value in sorted(values.items())))
+            for name, values in found.items()]
+
+
+_PASS_COLUMNS = (
+    Column("Workload"), Column("Server"), number("Concurrency"), number("Answered"), number("Failed"),
+    number("Decode speed", "tokens/s", 1), number("Throughput", "tokens/s", 1), number("TTFT p50", "ms", 1, 1000),
+    number("TTFT p99", "ms", 1, 1000), number("TPOT p50", "ms", 2, 1000), number("Latency p50", "s", 2),
+    number("Latency max", "s", 2), number("Acceptance", "%", 1, 100), number("Acceptance length", "tokens", 2),
+    number("Tokens a target pass", "", 2), Column("Acceptance from"))
+
+
+def _pass_table(cells: Sequence[ResultCell]) -> Table:
+    passes = {id(record): record for cell in cells for record in (cell.baseline, cell.speculative) if record}
+    return Table("Every pass", _PASS_COLUMNS, tuple(map(_pass_row, passes.values())),
+                 ("Acceptance length counts the bonus token and only steps that had a draft; tokens a target pass count all.",))
+
+
+def _pass_row(record: Record) -> Tuple[Cell, ...]:
+    paths = (("completed",), ("failed",), ("decode_tokens_per_s", "mean"), ("output_tokens_per_s",), ("ttft_s", "p50"),
+             ("ttft_s", "p99"), ("tpot_s", "p50"), ("latency_s", "p50"), ("latency_s", "max"),
+             ("acceptance", "acceptance_rate"), ("acceptance", "acceptance_length"), ("acceptance", "tokens_per_target_pass"))
+    return (record_workload(record), record_server(record), record_level(record),
+            *[number_at(record, *path) for path in paths],
+            text_at(record, "acceptance", "source") or text_at(record, "acceptance", "missing") or None)
+
+
+def _position_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Acceptance along the chain at the lowest level of each workload."""
+    shares = {workload: {cell.configuration: _position_shares(cell) for cell in _lowest(own) if _position_shares(cell)}
+              for workload, own in _workloads(cells).items()}
+    shares = {workload: own for workload, own in shares.items() if own}
+    if not shares:
+        return None
+    figures = [(workload, line_chart(
+        Chart(f"Acceptance by position on {workload}", "position in the draft", " %", 100),
+        [Series(name, styles[name], tuple(Point(i, share * 100) for i, share in enumerate(values, 1)))
+         for name, values in own.items()])) for workload, own in shares.items()]
+    lead = ("<p>Per cent of the drafts whose token at that position was accepted, at the lowest concurrency. It falls along "
+            "the chain: a longer draft buys less and less.</p>")
+    return ("position", "Acceptance by position", lead + _grid(figures) + _behind([_position_table(shares)]))
+
+
+def _position_table(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    longest = max(len(values) for own in shares.values() for values in own.values())
+    rows = [(workload, name, *values, *[None] * (longest - len(values)))
+            for workload, own in shares.items() for name, values in own.items()]
+    columns = [number(f"{i}", "%", 0, 100) for i in range(1, longest + 1)]
+    return Table("Share of the drafts whose token at this position was accepted",
+                 (Column("Workload"), Column("Configuration"), *columns), tuple(rows))
+
+
+def _lowest(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """The cells of the lowest level."""
+    return [cell for cell in cells if cell.concurrency == _levels(cells)[0]]
+
+
+def _position_shares(cell: ResultCell) -> List[float]:
+    """Accepted at position i over drafts; empty where it was not measured."""
+    stored = list_at(cell.comparison, "break_even", "acceptance_by_position")
+    drafts = number_at(cell.speculative, "acceptance", "drafts")
+    accepted = list_at(cell.speculative, "acceptance", "accepted_by_position") if drafts else []
+    known = [share for share in stored or accepted if isinstance(share, (int, float))]
+    shares = known if stored else [count / (drafts or 1) for count in known]
+    return shares if len(known) == len(stored or accepted) and all(0 <= share <= 1 for share in shares) else []
+
+
+def _answers_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Exact match and prefix agreement at the lowest level, beside the baseline's agreement with itself."""
+    if not cells:
+        return None
+    figures: List[Tuple[str, str]] = []
+    for key, words in (("exact_match", "exact match [%]"), ("prefix_agreement", "prefix agreement [%]")):
+        bars = {workload: [_share_bar(cell.configuration, styles, _agreement_share(cell, key)) for cell in _lowest(own)]
+                for workload, own in _workloads(cells).items()}
+        floors = {workload: _floor_line(_lowest(own), key) for workload, own in _workloads(cells).items()}
+        figures += _bar_figures(bars, Chart(words, "share", " %", 100), floors)
+    lead = ("<p>Exact match: answers that are the same byte for byte. Prefix agreement: share of the baseline's text "
+            "reproduced before the first difference. The dashed line (or the number in brackets) is the noise floor, the "
+            "baseline against itself: what disagreement costs nothing.</p>")
+    tables = [_outputs_table(workload, own) for workload, own in _workloads(cells).items()]
+    return ("answers", "Did the answers stay the same?", lead + _grid(figures) + _behind(tables))
+
+
+def _agreement_share(cell: ResultCell, key: str) -> Optional[float]:
+    return cell.exact_match if key == "exact_match" else number_at(cell.comparison, key)
+
+
+def _floor_line(cells: Sequence[ResultCell], key: str) -> Optional[Tuple[float, str]]:
+    share = _first_known(*[number_at(cell.comparison, "noise_floor", key) for cell in cells])
+    return None if share is None else (share * 100, f"noise floor {percent(share)}")
+
+
+def _share_bar(name: str, styles: Mapping[str, int], share: Optional[float], words: str = "") -> Bar:
+    value = None if share is None else share * 100
+    return Bar(name, styles.get(name, BASELINE_STYLE), value, None, None, words or percent(share))
+
+
+def _accuracy_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Right answers of the workloads that are graded, the baseline's first."""
+    graded = {workload: _graded(own) for workload, own in _workloads(cells).items()}
+    graded = {workload: own for workload, own in graded.items() if own}
+    if not graded:
+        return None
+    bars = {workload: [_graded_bar(name, styles, found) for name, found in own.items()]
+            for workload, own in graded.items()}
+    rows = [(workload, name, counts_words(found), _share(found)) for workload, own in graded.items()
+            for name, found in own.items()]
+    columns = (Column("Workload"), Column("Server"), number("Right"), number("Share", "%", 0, 100))
+    figures = _bar_figures(bars, Chart("right answers [%]", "share", " %", 100))
+    return ("accuracy", "Accuracy", "<p>Right answers among those that could be graded: the check that matters most. Whiskers "
+            "are 95 % intervals.</p>"
+            + _grid(figures) + _behind([Table("Right answers", columns, tuple(rows))]))
+
+
+def _graded_bar(name: str, styles: Mapping[str, int], accuracy: Any) -> Bar:
+    """The share of right answers with its 95 % interval (Wilson)."""
+    bar = _share_bar(name, styles, _share(accuracy), counts_words(accuracy) or "")
+    interval = wilson(int(number_at(accuracy, "correct") or 0), int(number_at(accuracy, "of") or 0))
+    return bar._replace(low=interval[0] * 100, high=interval[1] * 100) if interval else bar
+
+
+def _graded(cells: Sequence[ResultCell]) -> Dict[str, Any]:
+    """Each server's {correct, of} at the lowest level, of those that were graded."""
+    found: Dict[str, Any] = {}
+    for cell in _lowest(cells):
+        found.setdefault(BASELINE, _first_known(value_at(cell.comparison, "baseline_accuracy"),
+                                                value_at(cell.baseline, "accuracy")))
+        if cell.configuration:
+            found[cell.configuration] = _first_known(value_at(cell.comparison, "speculative_accuracy"),
+                                                     value_at(cell.speculative, "accuracy"))
+    return {name: accuracy for name, accuracy in found.items() if _share(accuracy) is not None}
+
+
+def _map_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """A map for each draft length that was measured, with the measured points on it."""
+    by_length: Dict[int, List[Tuple[ResultCell, MapPoint]]] = {}
+    for cell in _lowest(cells) if cells else ():
+        length, point = number_at(cell.comparison, "break_even", "draft_length"), _map_point(cell, styles)
+        if point and length and 1 <= length <= _LONGEST_DRAFT:
+            by_length.setdefault(int(length), []).append((cell, point))
+    if not by_length:
+        return None
+    maps = "".join(_map_figure(length, found) for length, found in sorted(by_length.items()))
+    lead = ("<p>A model of the speedup for each draft length: S = E / (1 + k c), with E = (1 − α<sup>k+1</sup>) / (1 − α) "
+            "tokens a step. Right of the heavy line speculation pays. The numbers on the map are measurements at the lowest "
+            "concurrency; the bands are predictions.</p>")
+    return ("map", "Break-even map", lead + f'<div class="grid">{maps}</div>' + _behind([_cost_table(cells)]))
+
+
+def _map_point(cell: ResultCell, styles: Mapping[str, int]) -> Optional[MapPoint]:
+    alpha = number_at(cell.comparison, "break_even", "acceptance_rate")
+    cost = number_at(cell.comparison, "break_even", "draft_cost", "value")
+    if alpha is None or cost is None or not 0 <= alpha <= 1 or not 0 <= cost < 100:
+        return None
+    return MapPoint(alpha, cost, styles[cell.configuration], f"{cell.configuration}, {cell.workload}")
+
+
+def _map_figure(length: int, found: Sequence[Tuple[ResultCell, MapPoint]]) -> str:
+    items = "".join(f"<li>{html_text(point.name)}: {times(cell.speedup)} "
+                    f"(predicted {times(speedup(point.alpha, length, point.cost))})</li>" for cell, point in found)
+    points = heat_map(f"Break-even map for draft length {length}", length, [point for _, point in found])
+    return f"<figure><figcaption>draft length {length}</figcaption>{points}<ol>{items}</ol></figure>"
+
+
+_COST_COLUMNS = (
+    Column("Workload"), Column("Configuration"), number("Concurrency"), number("Draft length"),
+    number("Acceptance rate", "", 2), number("Break-even acceptance", "", 2),
+    number("Cost of a drafted token", "target steps", 3), number("Cost of a step", "target steps", 2),
+    number("Best draft length"), number("Speedup predicted there", "", 2), number("Gain ends at concurrency", "", 1),
+    number("KV cache lost", "tokens"))
+
+
+def _cost_table(cells: Sequence[ResultCell]) -> Table:
+    paths = (("draft_length",), ("acceptance_rate",), ("break_even_acceptance",), ("draft_cost", "value"), ("step_cost", "value"),
+             ("best_draft_length",), ("best_speedup",), ("crossover", "concurrency"), ("kv_cache_tokens_lost",))
+    rows = [(cell.workload, cell.configuration, cell.concurrency,
+             *[number_at(cell.comparison, "break_even", *path) for path in paths]) for cell in cells]
+    return Table("What drafting costs and what it would need", _COST_COLUMNS, tuple(rows))
+
+
+# Where answers part: the same prompt on both servers, side by side.
+
+
+def _differences_section(cells: Sequence[ResultCell], runs: Sequence[Run]) -> Optional[Section]:
+    """The first differences of each measurement, as many as a reader can take in."""
+    texts = _answers_by_place(runs)
+    left, groups = _DIFFERENCES_IN_ALL, []
+    for cell in sorted(cells, key=lambda cell: cell.concurrency):
+        found = [each for each in list_at(cell.comparison, "text_comparison", "divergences") if isinstance(each, Mapping)]
+        found = found[:min(left, _DIFFERENCES_SHOWN)]
+        left -= len(found)
+        groups += [_difference_group(cell, found, texts)] if found else []
+    if not groups:
+        return None
+    lead = ("<p>Marked is where the texts part, from the first differing character on. The margin tells how far the other "
+            "server's token lies below the baseline's own choice: thousandths of a nat are a coin that rounding flips, "
+            "whole nats are not.</p>")
+    return ("differences", "Where answers part", lead + "".join(groups).replace("<details>", "<details open>", 1))
+
+
+def _difference_group(cell: ResultCell, found: Sequence[Record], texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
+    counts = f"{_decimal(cell.identical, 0)} of {_decimal(cell.compared, 0)} identical"
+    pairs = "".join(_difference_figure(cell, each, texts) for each in found)
+    return (f"<details><summary>{html_text(cell.configuration)} on {html_text(_where(cell))}: {counts}</summary>"
+            f"{pairs}</details>")
+
+
+_Place = Tuple[str, str, int]       # server, workload, level
+
+
+def _answers_by_place(runs: Sequence[Run]) -> Dict[_Place, List[Tuple[Run, Reply]]]:
+    found: Dict[_Place, List[Tuple[Run, Reply]]] = {}
+    for run in runs:
+        for each in run.passes:
+            if each.purpose == "timed":
+                place = (each.server, each.workload, each.concurrency)
+                found.setdefault(place, []).extend((run, reply) for reply in each.replies)
+    return found
+
+
+def _difference_figure(cell: ResultCell, divergence: Record, texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
+    sides = ((text_at(cell.comparison, "baseline_label") or BASELINE, "baseline_tail"),
+             (cell.configuration, "speculative_tail"))
+    answers = {name: texts.get((name, cell.workload, cell.concurrency), []) for name, _ in sides}
+    boxes = "".join(_side_box(name, divergence, text_at(divergence, tail), answers[name]) for name, tail in sides)
+    asked = _question(text_at(divergence, "prompt_id"), answers[sides[0][0]])
+    return (f'<figure class="pair"><figcaption>{html_text(divergence_words(divergence))}</figcaption>'
+            f'{asked}<div class="sides">{boxes}</div></figure>')
+
+
+def _question(prompt_id: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
+    """What was asked last, where a run file tells."""
+    found = next((run.prompts.get(prompt_id) for run, reply in answers if reply.prompt_id == prompt_id), None)
+    words = text_at(found.messages[-1], "content") if found and found.messages else ""
+    return f'<p class="note">Asked: {html_text(_shortened(" ".join(words.split()), 200))}</p>' if words else ""
+
+
+def _side_box(name: str, divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
+    """One server's text around the first difference; only what the notebook kept where no run file tells more."""
+    before, after = _around(divergence, tail, answers)
+    first = re.sub(r"(?s)(?<=\S)\s.*", "", after)[:24] or after[:1]       # the first word, with blanks before it
+    marked = f"<mark>{html_text(first)}</mark>{html_text(after[len(first):])}" if after else "<mark>(the text ends here)</mark>"
+    return f'<div><p class="side">{html_text(name)}</p><p class="text">{html_text(before)}{marked}</p></div>'
+
+
+def _around(divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> Tuple[str, str]:
+    """The text before and from the first difference on. A run's text counts only if it goes on as the record says."""
+    place = number_at(divergence, "first_difference_at_char")
+    at = int(place or 0)
+    for _, reply in answers if place is not None else ():
+        text = (reply.reasoning if text_at(divergence, "channel") == "reasoning" else reply.content) or ""
+        if reply.prompt_id == text_at(divergence, "prompt_id") and text[at:at + len(tail)] == tail and text:
+            return ("…" if at > _BEFORE else "") + text[max(0, at - _BEFORE):at], _shortened(text[at:], _AFTER)
+    return ("… " if place else ""), _shortened(tail, _AFTER)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+_CATEGORY_COLUMNS = (
+    Column("Workload"), Column("Category"), Column("Configuration"), number("Concurrency"), number("Pairs"),
+    number("Speedup", "", 2), number("Low", "", 2), number("High", "", 2), number("Acceptance", "%", 0, 100),
+    number("Exact match", "%", 0, 100))
+
+
+def _category_section(cells: Sequence[ResultCell]) -> Optional[Section]:
+    rows = [_category_cells(cell, each) for cell in cells for each in list_at(cell.comparison, "break_even", "by_category")]
+    if not rows:
+        return None
+    table = Table("Speed and agreement by category of prompt", _CATEGORY_COLUMNS, tuple(rows))
+    return ("categories", "By category", table_html(table) if len(rows) <= 30 else _behind([table], f"{len(rows)} rows"))
+
+
+def _category_cells(cell: ResultCell, found: Any) -> Tuple[Cell, ...]:
+    paths = (("pairs",), ("decode_ratio", "value"), ("decode_ratio", "low"), ("decode_ratio", "high"),
+             ("acceptance_rate",), ("exact_match",))
+    return (cell.workload, text_at(found, "category") or None, cell.configuration, cell.concurrency,
+            *[number_at(found, *path) for path in paths])
+
+
+_OTHER_COLUMNS = (Column("Run"), Column("Date"), Column("Model"), Column("Workload"), Column("Configuration"),
+                  number("Concurrency"), number("Speedup", "", 2))
+
+
+def _others_section(everything: Sequence[ResultCell], shown_cells: Sequence[ResultCell]) -> Optional[Section]:
+    """What the notebook holds besides: other models, and older results of the same cell."""
+    on_page = {id(cell) for cell in shown_cells}
+    rows = [(cell.run, _when(cell)[:10] or None, text_at(cell.newest, "model") or None, cell.workload,
+             cell.configuration or BASELINE, cell.concurrency, cell.speedup)
+            for cell in everything if id(cell) not in on_page]
+    if not rows:
+        return None
+    lead = "<p>This page shows the latest results of the model that was measured last. The notebook also holds these.</p>"
+    return ("others", "Also in the notebook", lead + _behind([Table("Other results", _OTHER_COLUMNS, tuple(rows))],
+                                                             f"{len(rows)} results"))
+
+
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--ink:#1c2128;--soft:#57606a;--line:#d8dee4;--panel:#f6f8fa;--link:#0b57b0;
+--good:#116329;--bad:#a40e26;--mixed:#7d4e00;--mark:#ffe08a;--mark-ink:#1c2128;
+--s0:#0b5fc4;--s1:#b3470a;--s2:#1a7035;--s3:#7a3bd1;--s4:#b3216f;--s5:#0d6d80;--s6:#84610a;--s7:#505a66;
+--b0:#f0b48a;--b1:#f6ccae;--b2:#fbe6d6;--b3:#e3eefa;--b4:#c5dcf5;--b5:#a1c6ee;--b6:#7fb0e5;--b7:#5e99db}
+@media screen and (prefers-color-scheme:dark){:root{--bg:#0f1318;--ink:#e6eaef;--soft:#9ba6b2;--line:#2d353f;--panel:#171c23;--link:#7ab7ff;
+--good:#63d184;--bad:#ff8f8f;--mixed:#f0b352;--mark:#6b5200;--mark-ink:#fff3cf;
+--s0:#6cb0ff;--s1:#ff9b5e;--s2:#5fd07f;--s3:#c3a1ff;--s4:#ff8ac4;--s5:#4fd0e2;--s6:#e3c04c;--s7:#b4bfca;
+--b0:#6b3a17;--b1:#553119;--b2:#3a281c;--b3:#172a3f;--b4:#1b3a5c;--b5:#204b7a;--b6:#265d98;--b7:#2d70b8}}
+*{box-sizing:border-box}
+html{-webkit-text-size-adjust:100%;scroll-padding-top:1rem}
+body{margin:0 auto;max-width:1160px;padding:2rem 1.25rem 3rem;background:var(--bg);color:var(--ink);
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;overflow-wrap:break-word}
+h1{font-size:clamp(1.6rem,4vw,2.3rem);line-height:1.2;margin:.1rem 0 .4rem;letter-spacing:-.015em}
+h2{font-size:1.3rem;margin:0 0 .4rem;letter-spacing:-.01em}
+h3{font-size:1rem;margin:0 0 .3rem}
+p{margin:.3rem 0 .8rem;max-width:46rem}
+a{color:var(--link)}
+.eyebrow{margin:0;color:var(--soft);font-size:.85rem}
+.facts,.note{color:var(--soft)}
+.note{font-size:.875rem}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));gap:1rem;margin:1.2rem 0}
+.card{border:1px solid var(--line);border-left:4px solid var(--soft);border-radius:8px;padding:1rem 1.2rem;background:var(--panel)}
+.card p{margin:0}
+.card .word{font-size:1.35rem;font-weight:650;line-height:1.25;margin-bottom:.35rem}
+.good{border-left-color:var(--good)}.good .word{color:var(--good)}
+.bad{border-left-color:var(--bad)}.bad .word{color:var(--bad)}
+.mixed{border-left-color:var(--mixed)}.mixed .word{color:var(--mixed)}
+nav{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;padding:.7rem 0;border-block:1px solid var(--line);font-size:.9rem}
+nav a{text-decoration:none;padding:.2rem 0}nav a:hover{text-decoration:underline}
+section{margin-top:2.6rem}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,9.5rem),1fr));gap:.7rem 1.5rem;margin:.6rem 0 1.2rem}
+dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:.95rem;overflow-wrap:anywhere}
+.caveats,.advice{border-left:4px solid var(--mixed);background:var(--panel);border-radius:0 8px 8px 0;padding:.8rem 1.1rem;margin:1rem 0}
+.advice{border-left-color:var(--link)}
+.caveats ul,.advice ul{margin:.2rem 0;padding-left:1.2rem}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:1.4rem 1.6rem;margin:1rem 0}
+figure{margin:0;min-width:0}
+figcaption{font-weight:600;font-size:.95rem;margin-bottom:.35rem}
+figure ol{margin:.3rem 0 0;padding-left:1.6rem;font-size:.85rem;color:var(--soft)}
+svg{display:block;width:100%;max-width:480px;height:auto;font:11px system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
+svg text{fill:var(--ink);font-variant-numeric:tabular-nums}svg .soft{fill:var(--soft)}
+.c0{--c:var(--s0)}.c1{--c:var(--s1)}.c2{--c:var(--s2)}.c3{--c:var(--s3)}.c4{--c:var(--s4)}.c5{--c:var(--s5)}.c6{--c:var(--s6)}.c7{--c:var(--s7)}
+svg .grid{stroke:var(--line);stroke-width:1;fill:none}
+svg .ref{stroke:var(--ink);stroke-width:1.4;stroke-dasharray:5 3;fill:none}
+svg .line{stroke:var(--c);stroke-width:1.8;fill:none;stroke-linejoin:round}
+svg .whisker{stroke:var(--c);stroke-width:1;fill:none;opacity:.75}svg .over{stroke:var(--ink);opacity:.9}
+svg .mark{fill:var(--c);stroke:var(--bg);stroke-width:1}
+svg .bar{fill:var(--c)}svg .value{font-weight:600;paint-order:stroke;stroke:var(--bg);stroke-width:4px;stroke-linejoin:round}
+.b0{fill:var(--b0)}.b1{fill:var(--b1)}.b2{fill:var(--b2)}.b3{fill:var(--b3)}.b4{fill:var(--b4)}.b5{fill:var(--b5)}.b6{fill:var(--b6)}.b7{fill:var(--b7)}
+svg .contour{stroke:var(--ink);stroke-width:.6;opacity:.55;fill:none}svg .even{stroke:var(--ink);stroke-width:2.4;fill:none}
+svg .on-map{font-weight:600}
+svg .point{fill:var(--bg);stroke:var(--c);stroke-width:2.2}svg .tie{stroke:var(--ink);stroke-width:1}svg .spot{fill:var(--ink)}svg .digit{font-weight:700}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.8rem 0}
+.scroll:focus-visible,summary:focus-visible,a:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;font-weight:600;padding:.6rem .75rem}
+th,td{padding:.38rem .75rem;text-align:left;border-top:1px solid var(--line);vertical-align:top;white-space:nowrap}
+td:last-child{white-space:normal;min-width:9rem}td.n:last-child{min-width:0}
+thead th{color:var(--soft);font-weight:600;vertical-align:bottom;white-space:normal}
+tbody th{font-weight:600}.n{text-align:right}
+tbody tr:nth-child(even){background:var(--panel)}
+details{margin:.5rem 0;border-top:1px solid var(--line)}
+summary{cursor:pointer;padding:.55rem 0;font-weight:600;font-size:.92rem}
+.pair{margin:.4rem 0 1.2rem}.pair figcaption{font-weight:500;color:var(--soft);font-size:.875rem}
+.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,19rem),1fr));gap:.8rem}
+.sides>div{border:1px solid var(--line);border-radius:8px;padding:.6rem .9rem;min-width:0}
+.side{font-size:.8rem;color:var(--soft);margin:0 0 .2rem}
+.text{margin:0;font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+mark{background:var(--mark);color:var(--mark-ink);font-weight:700;text-decoration:underline;text-underline-offset:3px;border-radius:2px}
+footer{margin-top:3rem;border-top:1px solid var(--line);padding-top:.8rem;color:var(--soft);font-size:.875rem}
+@media print{body{max-width:none;padding:0;font-size:11pt}nav,details:not([open]){display:none}
+h2{break-after:avoid}figure,.card,tr{break-inside:avoid}section{margin-top:1.4rem}
+.scroll{overflow:visible;border:0}th,td{white-space:normal;padding:.2rem .4rem}table{font-size:8pt}.grid{grid-template-columns:1fr 1fr}}
+"""
 
 
 # ======================================================================================================================
