@@ -4584,7 +4584,7 @@ RECORD_PROMPT, RECORD_REPLY, RECORD_PASS = "prompt", "reply", "pass"
 def as_json(value: Any) -> Any:
     """A dataclass as JSON: keys equal field names, fields at their default left out; tuples are lists."""
     if isinstance(value, float):
-        return round(value, 7) if math.isfinite(value) else None
+        return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):
         return value
     if hasattr(value, "__dataclass_fields__"):
@@ -4593,7 +4593,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): as_json(inner) for key, inner in value.items()}
     if value and isinstance(value[0], float):       # stamps, by the hundred
-        return [round(inner, 7) for inner in value]
+        return list(value)
     return [as_json(inner) for inner in value]
 
 
@@ -4678,8 +4678,9 @@ class Journal:
             if folder:
                 os.makedirs(folder, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-        except OSError as error:
-            raise MeasureError(f"{path} cannot be written: {error.strerror or error}.", "name another file, or mend its permissions") from None
+        except (OSError, ValueError) as error:
+            raise MeasureError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.",
+                               "name another file, or mend its permissions") from None
 
     def append(self, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
         """Append records in one write under a lock; `durable` waits until they are on the disk. MeasureError if it fails."""
@@ -8927,6 +8928,7 @@ def _passes_of_block(session: Session, block: Block) -> List[Pass]:
                     passes.append(_whole_pass(session, lane, played, before, facts))
         if session.interrupt.requested or _precise(session, played, block):
             break
+    _tell_precision(session, played, block)
     if passes:
         return sorted(passes, key=lambda one: [arm.server.label for arm in arms].index(one.server))
     return [_whole_pass(session, lane, played, before, facts) for lane in lanes]
@@ -8996,14 +8998,29 @@ def _whole_pass(session: Session, lane: Lane, played: Mapping[str, Sequence[Play
     return pass_of(session.client, lane, whole, {**facts, "interrupted": session.interrupt.requested}, before[label])
 
 
+def _ratios_so_far(played: Mapping[str, Sequence[Played]]) -> List[Optional[Ratio]]:
+    first, *others = ([reply for part in parts for reply in part.replies if reply.ok] for parts in played.values())
+    return [decode_ratio(first, other) for other in others]
+
+
 def _precise(session: Session, played: Mapping[str, Sequence[Played]], block: Block) -> bool:
     """Whether every configuration's interval is as narrow as --precision asks."""
     wanted = session.options.precision
-    if wanted is None:
-        return False
-    first, *others = ([reply for part in parts for reply in part.replies if reply.ok] for parts in played.values())
-    ratios = [decode_ratio(first, other) for other in others]
+    ratios = [] if wanted is None else _ratios_so_far(played)
     return bool(ratios) and all(precise_enough(ratio, wanted) for ratio in ratios)
+
+
+def _tell_precision(session: Session, played: Mapping[str, Sequence[Played]], block: Block) -> None:
+    """Why measuring for --precision ended: narrow enough, or no prompts left."""
+    if session.options.precision is None or session.interrupt.requested or len(played) < 2:
+        return
+    asked = len({reply.prompt_id for parts in played.values() for part in parts for reply in part.replies})
+    where = f"precision, {block.workload} at {block.concurrency}: {asked} of {len(block.prompts)} prompts asked"
+    widths = [half_width(ratio) for ratio in _ratios_so_far(played)]
+    told = max((width for width in widths if width is not None), default=None)
+    shown_width = "no interval yet" if told is None else f"the widest interval is +-{told:.1%} of its ratio"
+    end = "narrow enough" if _precise(session, played, block) else "no prompts are left"
+    session.screen.say(f"{where}; {shown_width}: {end}")
 
 
 def _floor_wanted(session: Session, done: Sequence[Pass]) -> bool:
