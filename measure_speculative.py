@@ -411,6 +411,7 @@ LOOP_CHARS = 40         # "........" under a heading is no loop
 LOOP_PROBE_CHARS = 16   # a loop is looked for where the last 16 characters stand once more
 PASSAGE_WORDS = 4       # the shortest passage by which another prompt's answer is recognised
 PASSAGE_LETTERS = 15    # "No, it is not" is four words, and everybody's
+PASSAGE_SURE_WORDS = 20     # "Let me know if you have any other questions" closes many an answer: short proves nothing
 # Words; scripts that are written without blanks count each character as one.
 WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
 
@@ -566,7 +567,7 @@ def _kind(baseline: Reply, other: Reply, channel: str, at: int, passages: Passag
     loop = tail_loop(there)
     if loop and not tail_loop(here) and loop.unit * 3 not in here:
         return "loop", f"tail repeats (period {len(loop.unit)}), {loop.copies} copies"
-    owner = _owner_of(there[_word_start(there, at):], baseline, passages)
+    owner = _owner_of(there[_word_start(there, at):], baseline, other, passages)
     if owner:
         return "foreign text", f"as in the baseline's answer to {owner}"
     if at == len(here):
@@ -676,7 +677,7 @@ def _word_start(text: str, at: int) -> int:
     return at
 
 
-def _owner_of(tail: str, baseline: Reply, passages: Passages) -> Optional[str]:
+def _owner_of(tail: str, baseline: Reply, other: Reply, passages: Passages) -> Optional[str]:
     """The prompt whose baseline answer most of this tail is taken from, none of it being in the prompt's own answer."""
     if not passages:
         return None
@@ -691,8 +692,10 @@ def _owner_of(tail: str, baseline: Reply, passages: Passages) -> Optional[str]:
     if owner is None:
         return None
     letters = sum(len(words[place]) for place in taken[owner])
-    most = 2 * len(taken[owner]) > len(words) or len(taken[owner]) >= 5 * PASSAGE_WORDS
-    return owner if most and letters >= PASSAGE_LETTERS else None
+    if letters < PASSAGE_LETTERS or 2 * len(taken[owner]) <= len(words):
+        return None
+    most_of_the_answer = 2 * len(taken[owner]) > len(_words_of(other))
+    return owner if most_of_the_answer or len(taken[owner]) >= PASSAGE_SURE_WORDS else None
 
 
 def agree(baseline: Pass, other: Pass) -> Agreement:
@@ -951,14 +954,30 @@ def _tilted_sum(sizes: Sequence[float], tilt: float) -> float:
     return math.fsum(size * math.tanh(tilt * size) for size in sizes)
 
 
+def null_share(noise: float, excess: float) -> float:
+    """Of the answers that only one of two passes alters, the share that is the second's, if it alters `excess` times as often.
+
+    `noise` is the share of answers that the first alters; "times as often" is meant a token: (1 - noise)^excess stay as they
+    are. With excess 1 this is McNemar's fair coin.
+    """
+    if noise >= 1:
+        return 0.5
+    more = 1 - (1 - noise) ** excess
+    only_second, only_first = more * (1 - noise), noise * (1 - more)
+    return only_second / (only_second + only_first) if only_second + only_first else 0.5
+
+
 @functools.lru_cache(maxsize=None)
-def smallest_detectable(pairs: int, noise: float, alpha: float, power: float = 0.8) -> Optional[float]:
+def smallest_detectable(pairs: int, noise: float, alpha: float, excess: float = 1.0, power: float = 0.8) -> Optional[float]:
     """The smallest share of altered answers that McNemar's test would notice with this power, 0..1. None: not even all.
 
-    `noise` is the share of answers that differ without any fault; a fault is taken to alter an answer regardless of it.
+    `noise` is the share of answers that differ without any fault, up to `excess` times as often is tolerated, and a fault is
+    taken to alter an answer regardless of it.
     """
+    coin = null_share(noise, excess)
+
     def notices(altered: float) -> bool:
-        return _mcnemar_power(pairs, noise, noise + (1 - noise) * altered, alpha) >= power
+        return _mcnemar_power(pairs, noise, noise + (1 - noise) * altered, coin, alpha) >= power
 
     if not pairs or not notices(1.0):
         return None
@@ -969,23 +988,24 @@ def smallest_detectable(pairs: int, noise: float, alpha: float, power: float = 0
     return high
 
 
-def _mcnemar_power(pairs: int, noise: float, differing: float, alpha: float) -> float:
+def _mcnemar_power(pairs: int, noise: float, differing: float, coin: float, alpha: float) -> float:
     """Probability that the one-sided exact test reaches `alpha`, the two kinds of difference being independent."""
     more, fewer = differing * (1 - noise), noise * (1 - differing)
     discordant = more + fewer
     if discordant <= 0:
         return 0.0
-    return math.fsum(binomial(count, pairs, discordant) * binomial_tail(_critical(count, alpha), count, more / discordant)
+    return math.fsum(binomial(count, pairs, discordant)
+                     * binomial_tail(_critical(count, coin, alpha), count, more / discordant)
                      for count in range(pairs + 1) if binomial(count, pairs, discordant) > 1e-6)
 
 
 @functools.lru_cache(maxsize=None)
-def _critical(tosses: int, alpha: float) -> int:
-    """The fewest heads of a fair coin whose tail is at most alpha (one more than the tosses: none is)."""
+def _critical(tosses: int, coin: float, alpha: float) -> int:
+    """The fewest heads whose tail is at most alpha (one more than the tosses: none is)."""
     tail, heads = 0.0, tosses + 1
-    while heads > 0 and tail + binomial(heads - 1, tosses, 0.5) <= alpha:
+    while heads > 0 and tail + binomial(heads - 1, tosses, coin) <= alpha:
         heads -= 1
-        tail += binomial(heads, tosses, 0.5)
+        tail += binomial(heads, tosses, coin)
     return heads
 
 
@@ -1157,6 +1177,7 @@ FAR_RULERS, FAR_NATS = 10, 0.15     # beyond this many (and nats) rounding does 
 BLIND_NEAR_NATS, BLIND_FAR_NATS = 0.25, 1.0     # without a ruler: bfloat16 has moved logits by an eighth and a quarter
 LONE_RULERS, LONE_NATS = 50, 1.0    # one fork so far down needs no company
 STRAY_SHARE = 0.005     # of an honest server's forks, what may lie far all the same (a routing flip, an expert changed)
+EXCESS = 1.25           # verifying several tokens may round so many times as often as batching does (published: 68 % against 73 %)
 FEWEST_POSITIONS = 30   # a ruler of fewer is none
 FEWEST_FLOOR_PAIRS = 12
 FEWEST_TEXTS = 6
@@ -1164,7 +1185,7 @@ FEWEST_TEXTS = 6
 # an answer is a near tie more often than its middle. (Seen on real servers: one loop and one surplus in about 40 forks.)
 DAMAGE = {"loop": 0.03, "surplus": 0.03, "foreign text": 0.003, "empty": 0.003, "lost arguments": 0.003,
           "special tokens": 0.0003}
-ROUNDING_LEADS_TO = ("loop", "surplus", "empty")    # damage that a near tie can start
+ROUNDING_LEADS_TO = ("loop", "surplus", "empty", "foreign text")    # damage that a near tie can start
 
 
 @dataclass(frozen=True)
@@ -1359,18 +1380,37 @@ def _beyond_floor(evidence: Evidence) -> Optional[str]:
 
     Where enough forks have margins they decide: verifying several tokens at once may round more often than batching does.
     """
-    if not _floor_shows(evidence) or _margin_word(evidence):
+    floor = evidence.floor
+    if floor is None or not _floor_shows(evidence) or _margin_word(evidence):
         return None
-    counts = discordance(evidence.agreement, evidence.floor)
-    p = binomial_tail(counts.only_other, counts.only_other + counts.only_floor, 0.5)
-    if counts.only_other > counts.only_floor and p <= ALPHA / TESTS:
+    counts = discordance(evidence.agreement, floor)
+    coin = null_share(1 - floor.identical / floor.pairs, EXCESS)
+    p = binomial_tail(counts.only_other, counts.only_other + counts.only_floor, coin)
+    if p <= ALPHA / TESTS:
         return (f"{counts.only_other} answers differ only from the speculative server's, {counts.only_floor} only from the "
-                f"baseline's own second (McNemar, exact: p = {2 * p:.2g})")
-    p = sign_flip_p(counts.share_losses) / 2
-    if sum(counts.share_losses) > 0 and p <= ALPHA / TESTS:
-        return (f"{_percent(evidence.agreement.prefix_agreement)} of the baseline's text is reproduced before the first "
-                f"difference, {_percent(evidence.floor.prefix_agreement)} by the baseline itself (sign flips: p = {2 * p:.2g})")
-    return None
+                f"baseline's own second (McNemar, exact: p = {mcnemar_p(counts.only_other, counts.only_floor):.2g})")
+    return _less_reproduced(evidence.agreement, floor, counts.share_losses)
+
+
+def _less_reproduced(agreement: Agreement, floor: Agreement, losses: Sequence[float]) -> Optional[str]:
+    """Less of the text is reproduced than rounding, even a little more frequent than the floor's, leaves. None: not shown."""
+    if not losses or floor.prefix_agreement is None:
+        return None
+    tolerated = floor.prefix_agreement - prefix_at(floor.prefix_agreement, EXCESS)
+    beyond = [loss - tolerated for loss in losses]
+    if math.fsum(beyond) <= 0 or sign_flip_p(beyond) / 2 > ALPHA / TESTS:
+        return None
+    return (f"{_percent(agreement.prefix_agreement)} of the baseline's text is reproduced before the first difference, "
+            f"{_percent(floor.prefix_agreement)} by the baseline itself (sign flips: p = {sign_flip_p(losses):.2g})")
+
+
+def prefix_at(prefix_agreement: float, excess: float) -> float:
+    """The prefix agreement, 0..1, if forks came `excess` times as often: (1 - e^-x) / x with x forks to be expected a text."""
+    low, high = 1e-9, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if -math.expm1(-middle) / middle > prefix_agreement else (low, middle)
+    return min(prefix_agreement, -math.expm1(-excess * low) / (excess * low))
 
 
 def _other_text(evidence: Evidence) -> Optional[str]:
@@ -1431,7 +1471,7 @@ def smallest_change(evidence: Evidence) -> Optional[float]:
     if not _floor_shows(evidence):
         return None
     noise = 1 - evidence.floor.identical / evidence.floor.pairs
-    return smallest_detectable(pairs, round(noise, 3), ALPHA / TESTS)
+    return smallest_detectable(pairs, round(noise, 3), ALPHA / TESTS, EXCESS)
 
 
 # --- Accuracy
