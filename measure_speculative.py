@@ -14,11 +14,12 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import re
 import sys
 from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 __version__ = "1.0.0"
 
@@ -698,13 +699,15 @@ def _owner_of(tail: str, baseline: Reply, other: Reply, passages: Passages) -> O
     return owner if most_of_the_answer or len(taken[owner]) >= PASSAGE_SURE_WORDS else None
 
 
-def agree(baseline: Pass, other: Pass) -> Agreement:
-    """How far two passes agree: answers paired by prompt and repeat, never by position."""
+def agree(baseline: Pass, other: Pass, passages: Optional[Passages] = None) -> Agreement:
+    """How far two passes agree: answers paired by prompt and repeat, never by position.
+
+    `passages` are those of all the baseline's answers; left out, they are made where something differs.
+    """
     ours, theirs = by_key(baseline.replies), by_key(other.replies)
     left_out = [(key[0], f"no answer from {name}") for side, facing, name in (
         (ours, theirs, other.server), (theirs, ours, baseline.server)) for key in side if key not in facing]
     differences, shares, identical = [], [], 0
-    passages: Optional[Passages] = None
     for key in (key for key in ours if key in theirs):
         reason = incomparable(ours[key], theirs[key])
         if reason:
@@ -1013,12 +1016,13 @@ def _critical(tosses: int, coin: float, alpha: float) -> int:
 
 
 class Row(NamedTuple):
-    """One prompt's share in a ratio: amount over time (or a speed over 1) on either side."""
+    """One prompt's share in a ratio: amount over time (or a speed over 1) on either side, and who was asked first."""
 
     baseline_amount: float
     baseline_s: float
     other_amount: float
     other_s: float
+    baseline_first: Optional[bool] = None
 
 
 def ratio_of_sums(rows: Sequence[Row]) -> Optional[Ratio]:
@@ -1026,9 +1030,10 @@ def ratio_of_sums(rows: Sequence[Row]) -> Optional[Ratio]:
 
     The interval is Student's on the logarithm, its standard error from the jackknife (leaving out a prompt at a time), since
     a ratio of sums is no mean. Prompts that take long weigh more, so the degrees of freedom are those of Kish's effective
-    sample size. Coverage is measured in tests/losslessness: 93 to 97 % from 6 prompts on. None: nothing on one side.
+    sample size. What a drifting machine gives to whoever is asked first cancels in the ratio, and is taken out of its error.
+    Coverage is measured in tests/losslessness: 93 to 97 % from 6 prompts on. None: nothing on one side.
     """
-    sums = [math.fsum(column) for column in zip(*rows)]
+    sums = [math.fsum(column) for column in zip(*(row[:4] for row in rows))]
     if not rows or min(sums) <= 0:
         return None
     value = math.exp(_log_ratio(sums))
@@ -1048,8 +1053,22 @@ def _half_width(rows: Sequence[Row], sums: Sequence[float]) -> Optional[float]:
         return None
     without = [_log_ratio(rest) for rest in rests]
     centre = math.fsum(without) / len(rows)
-    error = math.sqrt((len(rows) - 1) / len(rows) * math.fsum((one - centre) ** 2 for one in without))
-    return student_quantile(_effective_rows(rows, sums) - 1) * error
+    deviations = [one - centre for one in without]
+    taken = _take_out_order(deviations, [row.baseline_first for row in rows])
+    spread = math.fsum(one * one for one in deviations) * (len(rows) - 1) / (len(rows) - 1 - taken)
+    freedom = _effective_rows(rows, sums) - 1 - taken
+    return student_quantile(freedom) * math.sqrt((len(rows) - 1) / len(rows) * spread)
+
+
+def _take_out_order(deviations: List[float], baseline_first: Sequence[Optional[bool]]) -> int:
+    """Removes from the deviations what goes with the order of asking; the degrees of freedom that took (0 or 1)."""
+    if len(deviations) < 2 * FEWEST_PAIRS or None in baseline_first or len(set(baseline_first)) < 2:
+        return 0
+    middle = sum(map(bool, baseline_first)) / len(deviations)
+    signs = [first - middle for first in map(bool, baseline_first)]
+    slope = math.fsum(map(operator.mul, signs, deviations)) / math.fsum(sign * sign for sign in signs)
+    deviations[:] = [one - slope * sign for one, sign in zip(deviations, signs)]
+    return 1
 
 
 def _effective_rows(rows: Sequence[Row], sums: Sequence[float]) -> float:
@@ -1093,18 +1112,37 @@ def _student_within(t: float, freedom: int) -> float:
 def decode_ratio(baseline: Iterable[Reply], other: Iterable[Reply]) -> Optional[Ratio]:
     """Mean decode speed of the other server over the baseline's, on the prompts that both answered.
 
-    Repeats of a prompt are averaged first: they are one pair. None: not streamed, or tokens not counted.
+    Repeats of a prompt are averaged first: they are one pair. Repeats that came from a cache are left out: a drafter that
+    remembers has seen them. None: not streamed, or tokens not counted.
     """
-    ours, theirs = _speeds_by_prompt(baseline), _speeds_by_prompt(other)
-    return ratio_of_sums([Row(ours[key], 1.0, theirs[key], 1.0) for key in ours if key in theirs])
+    ours, theirs = (_by_prompt(side, _fresh_speed) for side in (baseline, other))
+    return ratio_of_sums([Row(_mean_amount(ours[key]), 1.0, _mean_amount(theirs[key]), 1.0,
+                              _asked_first(ours[key], theirs[key])) for key in ours if key in theirs])
 
 
-def _speeds_by_prompt(replies: Iterable[Reply]) -> Dict[str, float]:
-    speeds: Dict[str, List[float]] = {}
+def _by_prompt(replies: Iterable[Reply], number: Callable[[Reply], Optional[float]]) -> Dict[str, List[Reply]]:
+    """The completed replies for which this number is known, by prompt."""
+    found: Dict[str, List[Reply]] = {}
     for reply in replies:
-        if reply.ok and reply.decode_tokens_per_s is not None:
-            speeds.setdefault(reply.prompt_id, []).append(reply.decode_tokens_per_s)
-    return {key: math.fsum(values) / len(values) for key, values in speeds.items()}
+        if reply.ok and number(reply) is not None:
+            found.setdefault(reply.prompt_id, []).append(reply)
+    return found
+
+
+def _fresh_speed(reply: Reply) -> Optional[float]:
+    cached = reply.repeat > 0 and 2 * (reply.cached_tokens or 0) > (reply.prompt_tokens or 0)
+    return None if cached else reply.decode_tokens_per_s
+
+
+def _mean_amount(replies: Sequence[Reply]) -> float:
+    return math.fsum(reply.decode_tokens_per_s or 0.0 for reply in replies) / len(replies)
+
+
+def _asked_first(baseline: Sequence[Reply], other: Sequence[Reply]) -> Optional[bool]:
+    """Whether the baseline was asked a prompt before the other was; None: unknown, or over several repeats neither."""
+    if len(baseline) > 1 or len(other) > 1 or baseline[0].sent_s is None or other[0].sent_s is None:
+        return None
+    return baseline[0].sent_s < other[0].sent_s
 
 
 def throughput_ratio(baseline: Pass, other: Pass) -> Optional[Ratio]:
@@ -1116,20 +1154,21 @@ def throughput_ratio(baseline: Pass, other: Pass) -> Optional[Ratio]:
     if not baseline.output_tokens_per_s or not other.output_tokens_per_s:
         return None
     value = other.output_tokens_per_s / baseline.output_tokens_per_s
-    ours, theirs = _work_by_prompt(baseline.replies), _work_by_prompt(other.replies)
-    by_prompt = ratio_of_sums([Row(*ours[key], *theirs[key]) for key in ours if key in theirs])
+    ours, theirs = (_by_prompt(side.replies, _timed_tokens) for side in (baseline, other))
+    rows = [Row(*_work(ours[key]), *_work(theirs[key]), _asked_first(ours[key], theirs[key])) for key in ours if key in theirs]
+    by_prompt = ratio_of_sums(rows)
     if by_prompt is None or by_prompt.low is None or by_prompt.high is None:
-        return Ratio(value, None, None, by_prompt.pairs if by_prompt else 0)
-    return Ratio(value, value * by_prompt.low / by_prompt.value, value * by_prompt.high / by_prompt.value, by_prompt.pairs)
+        return Ratio(value, None, None, len(rows))
+    return Ratio(value, value * by_prompt.low / by_prompt.value, value * by_prompt.high / by_prompt.value, len(rows))
 
 
-def _work_by_prompt(replies: Iterable[Reply]) -> Dict[str, Tuple[float, float]]:
-    work: Dict[str, Tuple[float, float]] = {}
-    for reply in replies:
-        if reply.ok and reply.completion_tokens is not None and reply.e2el_s is not None:
-            tokens, seconds = work.get(reply.prompt_id, (0.0, 0.0))
-            work[reply.prompt_id] = (tokens + reply.completion_tokens, seconds + reply.e2el_s)
-    return work
+def _timed_tokens(reply: Reply) -> Optional[float]:
+    return None if reply.e2el_s is None else reply.completion_tokens
+
+
+def _work(replies: Sequence[Reply]) -> Tuple[float, float]:
+    """Tokens, and seconds to the ends of the answers."""
+    return (math.fsum(reply.completion_tokens or 0 for reply in replies), math.fsum(reply.e2el_s or 0.0 for reply in replies))
 
 
 def half_width(ratio: Optional[Ratio]) -> Optional[float]:
@@ -1177,14 +1216,17 @@ FAR_RULERS, FAR_NATS = 10, 0.15     # beyond this many (and nats) rounding does 
 BLIND_NEAR_NATS, BLIND_FAR_NATS = 0.25, 1.0     # without a ruler: bfloat16 has moved logits by an eighth and a quarter
 LONE_RULERS, LONE_NATS = 50, 1.0    # one fork so far down needs no company
 STRAY_SHARE = 0.005     # of an honest server's forks, what may lie far all the same (a routing flip, an expert changed)
+WIDE_SHARE = 0.02       # of an honest server's forks, what may lie beyond a near tie
 EXCESS = 1.25           # verifying several tokens may round so many times as often as batching does (published: 68 % against 73 %)
 FEWEST_POSITIONS = 30   # a ruler of fewer is none
+FEWEST_TO_CONDEMN, OTHER_FUNCTION_NATS = 100, 0.3   # tenths of a nat, over enough positions: not the same function
 FEWEST_FLOOR_PAIRS = 12
 FEWEST_TEXTS = 6
 # Of an honest server's differences, the share that look like each damage: a small model loops by itself, and the end of
 # an answer is a near tie more often than its middle. (Seen on real servers: one loop and one surplus in about 40 forks.)
 DAMAGE = {"loop": 0.03, "surplus": 0.03, "foreign text": 0.003, "empty": 0.003, "lost arguments": 0.003,
           "special tokens": 0.0003}
+PRIOR_DIFFERENCES = 40  # what these shares weigh against the floor's own differences
 ROUNDING_LEADS_TO = ("loop", "surplus", "empty", "foreign text")    # damage that a near tie can start
 
 
@@ -1215,8 +1257,9 @@ def judge_answers(evidence: Evidence) -> Finding:
     if not agreement.pairs:
         return Finding("cannot tell", ("no pair of answers could be compared",))
     if agreement.identical == agreement.pairs:
-        return Finding("identical", (f"all {_of(agreement)} answers are the same, byte for byte",), _ruler_caveat(ruler))
-    seen = (f"{_of(agreement)} answers are the same{_floor_words(evidence.floor)}",)
+        words = f"{_of(agreement)} answers are the same, byte for byte{_left_out_words(agreement)}"
+        return Finding("identical", (words,), _ruler_caveat(ruler))
+    seen = (f"{_of(agreement)} answers are the same{_floor_words(evidence.floor)}{_left_out_words(agreement)}",)
     changed = tuple(filter(None, (_damage(evidence), _other_function(ruler), _far_forks(evidence), _other_text(evidence),
                                   _accuracy_lost(evidence), _beyond_floor(evidence))))
     if changed:
@@ -1239,6 +1282,11 @@ def _of(agreement: Agreement) -> str:
 
 def _floor_words(floor: Optional[Agreement]) -> str:
     return "" if floor is None or not floor.pairs else f"; the baseline equals itself in {_of(floor)}"
+
+
+def _left_out_words(agreement: Agreement) -> str:
+    count = len(agreement.incomparable)
+    return f"; {count} could not be compared ({agreement.incomparable[0][1]})" if count else ""
 
 
 # --- Damage: what rounding does not do, or not so often
@@ -1266,7 +1314,8 @@ def _is_damage(difference: Difference, kind: str, ruler: Optional[Ruler]) -> boo
 def _habit(kind: str, evidence: Evidence) -> float:
     """How often the baseline does the same to itself: share of the floor's differences, or of its own looping answers."""
     floor = evidence.floor.differences if evidence.floor else ()
-    share = sum(one.kind == kind for one in floor) / len(floor) if floor else 0.0
+    seen = sum(_is_damage(one, kind, evidence.ruler) for one in floor)
+    share = (seen + PRIOR_DIFFERENCES * DAMAGE[kind]) / (len(floor) + PRIOR_DIFFERENCES)
     return max(share, evidence.baseline_loops if kind == "loop" else 0.0)
 
 
@@ -1298,12 +1347,15 @@ def _usable(ruler: Optional[Ruler]) -> bool:
 
 
 def _other_function(ruler: Optional[Ruler]) -> Optional[str]:
-    """The two servers do not compute the same function: rounding moves no typical log-probability by tenths of a nat."""
-    if not _usable(ruler) or not (ruler.median_nats >= 0.1 or ruler.p99_nats >= 0.3 and ruler.median_nats >= 0.01):
+    """The two servers do not compute the same function: rounding does not move log-probabilities by tenths of a nat.
+
+    The 99th percentile tells, not the middle: most positions are all but certain, whatever the weights.
+    """
+    if ruler is None or ruler.positions < FEWEST_TO_CONDEMN or ruler.p99_nats < OTHER_FUNCTION_NATS:
         return None
     return (f"these two servers do not compute the same function: over {ruler.positions} positions with the same text the "
-            f"log-probabilities differ by {ruler.median_nats:.2g} nats in the middle and {ruler.p99_nats:.2g} at the 99th "
-            "percentile (other weights, quantisation or template?)")
+            f"log-probabilities differ by {ruler.p99_nats:.2g} nats at the 99th percentile and {ruler.max_nats:.2g} at most "
+            "(other weights, quantisation or template?)")
 
 
 def _ruler_caveat(ruler: Optional[Ruler]) -> Tuple[Caveat, ...]:
@@ -1316,14 +1368,15 @@ def _margins(evidence: Evidence) -> List[float]:
 
 
 def _far_forks(evidence: Evidence) -> Optional[str]:
-    margins, limit = _margins(evidence), far_nats(evidence.ruler)
-    far = [margin for margin in margins if margin > limit]
+    """More forks lie beyond a near tie, or far beyond, than rounding leaves there; or one lies beyond all reach."""
+    margins, near, far = _margins(evidence), near_nats(evidence.ruler), far_nats(evidence.ruler)
     lone = max(LONE_NATS, LONE_RULERS * evidence.ruler.p99_nats) if _usable(evidence.ruler) else 4 * BLIND_FAR_NATS
-    many = binomial_tail(len(far), len(margins), STRAY_SHARE) <= ALPHA / 5
-    if not far or not (many or max(far) >= lone):
-        return None
-    return (f"{len(far)} of {len(margins)} forks take a token far below the baseline's own choice (up to {max(far):.2g} nats; "
-            f"rounding on this pair does not reach {limit:.2g})")
+    for limit, usual in ((far, STRAY_SHARE), (near, WIDE_SHARE)):
+        beyond = [margin for margin in margins if margin > limit]
+        if beyond and (max(beyond) >= lone or binomial_tail(len(beyond), len(margins), usual) <= ALPHA / 5):
+            return (f"{len(beyond)} of {len(margins)} forks asked about take a token more than {limit:.2g} nats below the "
+                    f"baseline's own choice (up to {max(beyond):.2g}): rounding on this pair does not reach so far")
+    return None
 
 
 def _margin_word(evidence: Evidence) -> Optional[Finding]:
@@ -1334,7 +1387,7 @@ def _margin_word(evidence: Evidence) -> Optional[Finding]:
     near, far = near_nats(evidence.ruler), far_nats(evidence.ruler)
     beyond = sum(margin > near for margin in margins)
     known = f"{len(margins) - beyond} of {len(margins)} forks asked about are near ties (within {near:.2g} nats)"
-    if max(margins) > far or beyond and binomial_tail(beyond, len(margins), 4 * STRAY_SHARE) <= ALPHA:
+    if max(margins) > far or beyond and binomial_tail(beyond, len(margins), WIDE_SHARE) <= ALPHA:
         return Finding("cannot tell", (f"{known}; the widest margin is {max(margins):.2g} nats, which is neither rounding "
                                        "for certain nor proof of a fault",))
     caveats = () if _usable(evidence.ruler) else (Caveat(
@@ -1573,13 +1626,13 @@ def speed_obstacle(baseline: Pass, other: Pass, agreement: Agreement) -> Optiona
     for one in (baseline, other):
         if not one.completed:
             return f"{one.server} completed nothing"
-        if one.output_tokens is None and not _speeds_by_prompt(one.replies):
+        if one.output_tokens is None and not any(reply.decode_tokens_per_s for reply in one.completed):
             return f"{one.server} did not count its tokens"
     loops = sum(one.kind == "loop" for one in agreement.differences)
     if 10 * loops >= agreement.pairs > 0 and loops > 1 or loops == agreement.pairs == 1:
         return f"{loops} of {agreement.pairs} speculative answers run in a loop: its tokens are not the baseline's"
-    ours, theirs = _work_by_prompt(baseline.replies), _work_by_prompt(other.replies)
-    tokens = [math.fsum(side[key][0] for key in ours if key in theirs) for side in (ours, theirs)]
+    ours, theirs = (_by_prompt(side.replies, _timed_tokens) for side in (baseline, other))
+    tokens = [math.fsum(_work(side[key])[0] for key in ours if key in theirs) for side in (ours, theirs)]
     if min(tokens) > 0 and max(tokens) > 2 * min(tokens):
         return f"the answers are not alike: {tokens[0]:.0f} tokens against {tokens[1]:.0f} on the same prompts"
     return None
@@ -1933,8 +1986,9 @@ def _timed(run: Run, workload: str, concurrency: int, server: str) -> Pass:
 
 def _compare_cell(run: Run, workload: str, concurrency: int, label: str) -> Comparison:
     baseline, other = _timed(run, workload, concurrency, baseline_label(run)), _timed(run, workload, concurrency, label)
-    agreement = _with_margins(agree(baseline, other), run, other)
-    floor, floor_concurrency, itself = _floor(run, baseline)
+    passages = passages_of(baseline.completed)
+    agreement = _with_margins(agree(baseline, other, passages), run, other)
+    floor, floor_concurrency, itself = _floor(run, baseline, passages)
     evidence = _evidence(run, baseline, other, agreement, floor)
     speeds = Speeds(throughput_ratio(baseline, other), decode_ratio(baseline.replies, other.replies), itself)
     speed, answers = judge_speed(speeds, speed_obstacle(baseline, other, agreement)), judge_answers(evidence)
@@ -1954,7 +2008,7 @@ def _with_margins(agreement: Agreement, run: Run, other: Pass) -> Agreement:
         replace(one, margin_nats=run.margins.get((*cell, one.prompt_id, one.repeat))) for one in agreement.differences))
 
 
-def _floor(run: Run, baseline: Pass) -> Tuple[Optional[Agreement], Optional[int], Optional[Ratio]]:
+def _floor(run: Run, baseline: Pass, passages: Passages) -> Tuple[Optional[Agreement], Optional[int], Optional[Ratio]]:
     """The baseline against itself on this cell's prompts: the agreement where it differs most, the level of that, the ratio.
 
     Verifying k tokens makes a batch somewhere between the level itself and the highest one, so the noisier floor is the fair
@@ -1963,7 +2017,7 @@ def _floor(run: Run, baseline: Pass) -> Tuple[Optional[Agreement], Optional[int]
     keys = set(by_key(baseline.replies))
     again = [one for one in run.passes if one.purpose == "floor" and (one.server, one.workload) == (
         baseline.server, baseline.workload) and keys & set(by_key(one.replies))]
-    floors = [(agree(_on(baseline, one), one), one.concurrency) for one in again] or _floor_of_repeats(baseline)
+    floors = [(agree(_on(baseline, one), one, passages), one.concurrency) for one in again] or _floor_of_repeats(baseline)
     floors = [(floor, level) for floor, level in floors if floor.pairs]
     floor, level = min(floors, key=lambda one: one[0].exact_match or 0.0, default=(None, None))
     same_level = [one for one in again if one.concurrency == baseline.concurrency]

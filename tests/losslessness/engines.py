@@ -194,8 +194,10 @@ def _reach(world: World, name: str, answer: Answer) -> int:
 
 
 def sometimes(share: float, spoil: Fault) -> Fault:
-    """The fault in this share of the answers."""
-    return lambda world, name, answer: spoil(world, name, answer) if world.rng.random() < share else answer
+    """The fault in this share of the answers that have any text."""
+    def spoil_some(world: World, name: str, answer: Answer) -> Answer:
+        return spoil(world, name, answer) if world.rng.random() < share and answer.words else answer
+    return spoil_some
 
 
 def past_the_stop(world: World, name: str, answer: Answer) -> Answer:
@@ -303,7 +305,7 @@ class Trial(NamedTuple):
     floor: ms.Agreement
     ruler: ms.Ruler
     loops: float
-    altered: float          # share of the prompts whose first difference is a fault's
+    altered: float          # share of the prompts whose first difference is the fault's, and not rounding's
 
 
 def make_trial(rng: random.Random, honest: Honest, prompts: int, fault: Optional[Fault] = None) -> Trial:
@@ -313,15 +315,21 @@ def make_trial(rng: random.Random, honest: Honest, prompts: int, fault: Optional
     baseline = [reply_of(world, name, answer) for name, answer in world.answers.items()]
     again = [reply_of(world, name, rounded(world, name) if honest.floor_visible else answer)
              for name, answer in world.answers.items()]
-    spoiled = {name: rounded(world, name, zeal) for name in world.answers}
-    if fault:
-        spoiled = {name: fault(world, name, answer) for name, answer in spoiled.items()}
+    sound = {name: rounded(world, name, zeal) for name in world.answers}
+    spoiled = {name: fault(world, name, answer) for name, answer in sound.items()} if fault else sound
     theirs = [reply_of(world, name, answer) for name, answer in spoiled.items()]
     first, second, other = (ms.Pass("x", "w", 1, tuple(replies), 1.0) for replies in (baseline, again, theirs))
-    agreement = with_margins(ms.agree(first, other), world, spoiled)
+    passages = ms.passages_of(baseline)
+    agreement = with_margins(ms.agree(first, other, passages), world, spoiled)
     looping_answers = sum(ms.tail_loop(reply.content or "") is not None for reply in baseline)
-    return Trial(agreement, ms.agree(first, second), make_ruler(world, fault is other_quantisation),
-                 looping_answers / prompts, sum(answer.altered for answer in spoiled.values()) / prompts)
+    return Trial(agreement, ms.agree(first, second, passages), make_ruler(world, fault is other_quantisation),
+                 looping_answers / prompts, sum(altered_first(world, name, sound[name], spoiled[name]) for name in sound) / prompts)
+
+
+def altered_first(world: World, name: str, sound: Answer, spoiled: Answer) -> bool:
+    """Whether the fault parts from the baseline before rounding did."""
+    return spoiled.altered and (sound.words == world.answers[name].words
+                                or _reach(world, name, spoiled) < _reach(world, name, sound))
 
 
 def with_margins(agreement: ms.Agreement, world: World, answers: Mapping[str, Answer]) -> ms.Agreement:
@@ -347,7 +355,7 @@ def make_ruler(world: World, quantised: bool) -> ms.Ruler:
 YARDSTICKS = ("floor and logprobs", "floor alone", "logprobs alone", "neither")
 
 
-def word_of(trial: Trial, yardsticks: str, honest: Honest) -> str:
+def word_of(trial: Trial, yardsticks: str) -> str:
     """The tool's word on the answers, with these yardsticks only."""
     logprobs, floor = "logprobs" in yardsticks, "floor" in yardsticks
     agreement = trial.agreement if logprobs else ms.replace(
