@@ -880,7 +880,7 @@ def wilson(correct: int, of: int, confidence: float = CONFIDENCE) -> Optional[Tu
     share, weight = correct / of, 1 + z * z / of
     middle = (share + z * z / (2 * of)) / weight
     half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of)) / weight
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return 0.0 if not correct else middle - half, 1.0 if correct == of else middle + half
 
 
 def binomial_tail(successes: int, of: int, share: float) -> float:
@@ -1181,7 +1181,7 @@ def half_width(ratio: Optional[Ratio]) -> Optional[float]:
 def precise_enough(ratio: Optional[Ratio], precision: float) -> bool:
     """Whether measuring may stop: the interval's half width is at most `precision` (0.02: 2 %) of the ratio."""
     half = half_width(ratio)
-    return half is not None and half <= precision
+    return half is not None and half <= precision * (1 + 1e-9)
 
 
 def pairs_needed(ratio: Optional[Ratio], precision: Optional[float] = None, against: float = 1.0) -> Optional[int]:
@@ -1685,15 +1685,18 @@ def margin_from_logprobs(entries: Entries, prefix: str, other_text: str) -> Opti
     did not come by the same way this time, or logprobs are missing there.
     """
     wanted, shared = text_bytes(other_text), len(text_bytes(prefix))
+    parted = shared + len(text_bytes(other_text[len(prefix):len(prefix) + 1]))      # whole characters: tokens may split one
     at = 0
+    spanning: List[float] = []
     for entry in entries:
         token = _token_bytes(entry)
-        if wanted[at:at + len(token)] == token and at + len(token) <= len(wanted) and token:
-            at += len(token)
-            if at > shared:
-                return 0.0
-            continue
-        return None if at + len(token) < shared else _margin_at(entry, wanted[at:])
+        if not token or wanted[at:at + len(token)] != token:
+            margins = spanning + _margins_at(entry, wanted[at:])
+            return min(margins) if margins and at + len(token) >= shared else None
+        spanning += _spanning_margins(entry, wanted[at:], shared - at)
+        at += len(token)
+        if at >= parted > shared:
+            return 0.0
     return None
 
 
@@ -1702,15 +1705,27 @@ def _token_bytes(entry: Mapping[str, Any]) -> bytes:
     return bytes(listed) if isinstance(listed, list) else text_bytes(str(entry.get("token", "")))
 
 
-def _margin_at(entry: Mapping[str, Any], continuation: bytes) -> Optional[float]:
-    own, listed = _logprob(entry), [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None]
+def _margins_at(entry: Mapping[str, Any], continuation: bytes) -> List[float]:
+    """The margin of the longest listed token that the other's text goes on with; else of the last listed. Empty: unknown."""
+    own, listed = _logprob(entry), _alternatives(entry)
     if own is None or not listed:
-        return None
-    matching = [one for one in listed if _token_bytes(one) != _token_bytes(entry) and _continues(one, continuation)]
+        return []
+    matching = [one for one in listed if _continues(one, continuation)]
     if matching:
-        return max(0.0, own - max(matching, key=lambda one: len(_token_bytes(one)))["logprob"])
+        return [max(0.0, own - max(matching, key=lambda one: len(_token_bytes(one)))["logprob"])]
     # The end of an answer has no text to look for; it is not always listed by a name that we know.
-    return max(0.0, own - min(one["logprob"] for one in listed)) if continuation else None
+    return [max(0.0, own - min(one["logprob"] for one in listed))] if continuation else []
+
+
+def _spanning_margins(entry: Mapping[str, Any], continuation: bytes, shared: int) -> List[float]:
+    """Margins of listed tokens that begin where the baseline's own does and reach past the fork: `**:` against `**`."""
+    own = _logprob(entry)
+    return [max(0.0, own - one["logprob"]) for one in _alternatives(entry)
+            if own is not None and len(_token_bytes(one)) > shared and continuation and _continues(one, continuation)]
+
+
+def _alternatives(entry: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    return [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None and _token_bytes(one) != _token_bytes(entry)]
 
 
 def _continues(entry: Mapping[str, Any], continuation: bytes) -> bool:
