@@ -24,6 +24,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 import platform
 import re
@@ -40,7 +41,7 @@ import urllib.parse
 import zlib
 from array import array
 from collections import Counter, deque
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, MISSING, replace
 from statistics import NormalDist
 from typing import (
     Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set,
@@ -2927,6 +2928,7 @@ LOOP_CHARS = 40         # "........" under a heading is no loop
 LOOP_PROBE_CHARS = 16   # a loop is looked for where the last 16 characters stand once more
 PASSAGE_WORDS = 4       # the shortest passage by which another prompt's answer is recognised
 PASSAGE_LETTERS = 15    # "No, it is not" is four words, and everybody's
+PASSAGE_SURE_WORDS = 20     # "Let me know if you have any other questions" closes many an answer: short proves nothing
 # Words; scripts that are written without blanks count each character as one.
 WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
 
@@ -3082,7 +3084,7 @@ def _kind(baseline: Reply, other: Reply, channel: str, at: int, passages: Passag
     loop = tail_loop(there)
     if loop and not tail_loop(here) and loop.unit * 3 not in here:
         return "loop", f"tail repeats (period {len(loop.unit)}), {loop.copies} copies"
-    owner = _owner_of(there[_word_start(there, at):], baseline, passages)
+    owner = _owner_of(there[_word_start(there, at):], baseline, other, passages)
     if owner:
         return "foreign text", f"as in the baseline's answer to {owner}"
     if at == len(here):
@@ -3192,7 +3194,7 @@ def _word_start(text: str, at: int) -> int:
     return at
 
 
-def _owner_of(tail: str, baseline: Reply, passages: Passages) -> Optional[str]:
+def _owner_of(tail: str, baseline: Reply, other: Reply, passages: Passages) -> Optional[str]:
     """The prompt whose baseline answer most of this tail is taken from, none of it being in the prompt's own answer."""
     if not passages:
         return None
@@ -3207,17 +3209,21 @@ def _owner_of(tail: str, baseline: Reply, passages: Passages) -> Optional[str]:
     if owner is None:
         return None
     letters = sum(len(words[place]) for place in taken[owner])
-    most = 2 * len(taken[owner]) > len(words) or len(taken[owner]) >= 5 * PASSAGE_WORDS
-    return owner if most and letters >= PASSAGE_LETTERS else None
+    if letters < PASSAGE_LETTERS or 2 * len(taken[owner]) <= len(words):
+        return None
+    most_of_the_answer = 2 * len(taken[owner]) > len(_words_of(other))
+    return owner if most_of_the_answer or len(taken[owner]) >= PASSAGE_SURE_WORDS else None
 
 
-def agree(baseline: Pass, other: Pass) -> Agreement:
-    """How far two passes agree: answers paired by prompt and repeat, never by position."""
+def agree(baseline: Pass, other: Pass, passages: Optional[Passages] = None) -> Agreement:
+    """How far two passes agree: answers paired by prompt and repeat, never by position.
+
+    `passages` are those of all the baseline's answers; left out, they are made where something differs.
+    """
     ours, theirs = by_key(baseline.replies), by_key(other.replies)
     left_out = [(key[0], f"no answer from {name}") for side, facing, name in (
         (ours, theirs, other.server), (theirs, ours, baseline.server)) for key in side if key not in facing]
     differences, shares, identical = [], [], 0
-    passages: Optional[Passages] = None
     for key in (key for key in ours if key in theirs):
         reason = incomparable(ours[key], theirs[key])
         if reason:
@@ -3390,7 +3396,7 @@ def wilson(correct: int, of: int, confidence: float = CONFIDENCE) -> Optional[Tu
     share, weight = correct / of, 1 + z * z / of
     middle = (share + z * z / (2 * of)) / weight
     half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of)) / weight
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return 0.0 if not correct else middle - half, 1.0 if correct == of else middle + half
 
 
 def binomial_tail(successes: int, of: int, share: float) -> float:
@@ -3467,14 +3473,30 @@ def _tilted_sum(sizes: Sequence[float], tilt: float) -> float:
     return math.fsum(size * math.tanh(tilt * size) for size in sizes)
 
 
+def null_share(noise: float, excess: float) -> float:
+    """Of the answers that only one of two passes alters, the share that is the second's, if it alters `excess` times as often.
+
+    `noise` is the share of answers that the first alters; "times as often" is meant a token: (1 - noise)^excess stay as they
+    are. With excess 1 this is McNemar's fair coin.
+    """
+    if noise >= 1:
+        return 0.5
+    more = 1 - (1 - noise) ** excess
+    only_second, only_first = more * (1 - noise), noise * (1 - more)
+    return only_second / (only_second + only_first) if only_second + only_first else 0.5
+
+
 @functools.lru_cache(maxsize=None)
-def smallest_detectable(pairs: int, noise: float, alpha: float, power: float = 0.8) -> Optional[float]:
+def smallest_detectable(pairs: int, noise: float, alpha: float, excess: float = 1.0, power: float = 0.8) -> Optional[float]:
     """The smallest share of altered answers that McNemar's test would notice with this power, 0..1. None: not even all.
 
-    `noise` is the share of answers that differ without any fault; a fault is taken to alter an answer regardless of it.
+    `noise` is the share of answers that differ without any fault, up to `excess` times as often is tolerated, and a fault is
+    taken to alter an answer regardless of it.
     """
+    coin = null_share(noise, excess)
+
     def notices(altered: float) -> bool:
-        return _mcnemar_power(pairs, noise, noise + (1 - noise) * altered, alpha) >= power
+        return _mcnemar_power(pairs, noise, noise + (1 - noise) * altered, coin, alpha) >= power
 
     if not pairs or not notices(1.0):
         return None
@@ -3485,23 +3507,24 @@ def smallest_detectable(pairs: int, noise: float, alpha: float, power: float = 0
     return high
 
 
-def _mcnemar_power(pairs: int, noise: float, differing: float, alpha: float) -> float:
+def _mcnemar_power(pairs: int, noise: float, differing: float, coin: float, alpha: float) -> float:
     """Probability that the one-sided exact test reaches `alpha`, the two kinds of difference being independent."""
     more, fewer = differing * (1 - noise), noise * (1 - differing)
     discordant = more + fewer
     if discordant <= 0:
         return 0.0
-    return math.fsum(binomial(count, pairs, discordant) * binomial_tail(_critical(count, alpha), count, more / discordant)
+    return math.fsum(binomial(count, pairs, discordant)
+                     * binomial_tail(_critical(count, coin, alpha), count, more / discordant)
                      for count in range(pairs + 1) if binomial(count, pairs, discordant) > 1e-6)
 
 
 @functools.lru_cache(maxsize=None)
-def _critical(tosses: int, alpha: float) -> int:
-    """The fewest heads of a fair coin whose tail is at most alpha (one more than the tosses: none is)."""
+def _critical(tosses: int, coin: float, alpha: float) -> int:
+    """The fewest heads whose tail is at most alpha (one more than the tosses: none is)."""
     tail, heads = 0.0, tosses + 1
-    while heads > 0 and tail + binomial(heads - 1, tosses, 0.5) <= alpha:
+    while heads > 0 and tail + binomial(heads - 1, tosses, coin) <= alpha:
         heads -= 1
-        tail += binomial(heads, tosses, 0.5)
+        tail += binomial(heads, tosses, coin)
     return heads
 
 
@@ -3509,12 +3532,13 @@ def _critical(tosses: int, alpha: float) -> int:
 
 
 class Row(NamedTuple):
-    """One prompt's share in a ratio: amount over time (or a speed over 1) on either side."""
+    """One prompt's share in a ratio: amount over time (or a speed over 1) on either side, and who was asked first."""
 
     baseline_amount: float
     baseline_s: float
     other_amount: float
     other_s: float
+    baseline_first: Optional[bool] = None
 
 
 def ratio_of_sums(rows: Sequence[Row]) -> Optional[Ratio]:
@@ -3522,9 +3546,10 @@ def ratio_of_sums(rows: Sequence[Row]) -> Optional[Ratio]:
 
     The interval is Student's on the logarithm, its standard error from the jackknife (leaving out a prompt at a time), since
     a ratio of sums is no mean. Prompts that take long weigh more, so the degrees of freedom are those of Kish's effective
-    sample size. Coverage is measured in tests/losslessness: 93 to 97 % from 6 prompts on. None: nothing on one side.
+    sample size. What a drifting machine gives to whoever is asked first cancels in the ratio, and is taken out of its error.
+    Coverage is measured in tests/losslessness: 93 to 97 % from 6 prompts on. None: nothing on one side.
     """
-    sums = [math.fsum(column) for column in zip(*rows)]
+    sums = [math.fsum(column) for column in zip(*(row[:4] for row in rows))]
     if not rows or min(sums) <= 0:
         return None
     value = math.exp(_log_ratio(sums))
@@ -3544,8 +3569,22 @@ def _half_width(rows: Sequence[Row], sums: Sequence[float]) -> Optional[float]:
         return None
     without = [_log_ratio(rest) for rest in rests]
     centre = math.fsum(without) / len(rows)
-    error = math.sqrt((len(rows) - 1) / len(rows) * math.fsum((one - centre) ** 2 for one in without))
-    return student_quantile(_effective_rows(rows, sums) - 1) * error
+    deviations = [one - centre for one in without]
+    taken = _take_out_order(deviations, [row.baseline_first for row in rows])
+    spread = math.fsum(one * one for one in deviations) * (len(rows) - 1) / (len(rows) - 1 - taken)
+    freedom = _effective_rows(rows, sums) - 1 - taken
+    return student_quantile(freedom) * math.sqrt((len(rows) - 1) / len(rows) * spread)
+
+
+def _take_out_order(deviations: List[float], baseline_first: Sequence[Optional[bool]]) -> int:
+    """Removes from the deviations what goes with the order of asking; the degrees of freedom that took (0 or 1)."""
+    if len(deviations) < 2 * FEWEST_PAIRS or None in baseline_first or len(set(baseline_first)) < 2:
+        return 0
+    middle = sum(map(bool, baseline_first)) / len(deviations)
+    signs = [first - middle for first in map(bool, baseline_first)]
+    slope = math.fsum(map(operator.mul, signs, deviations)) / math.fsum(sign * sign for sign in signs)
+    deviations[:] = [one - slope * sign for one, sign in zip(deviations, signs)]
+    return 1
 
 
 def _effective_rows(rows: Sequence[Row], sums: Sequence[float]) -> float:
@@ -3589,18 +3628,37 @@ def _student_within(t: float, freedom: int) -> float:
 def decode_ratio(baseline: Iterable[Reply], other: Iterable[Reply]) -> Optional[Ratio]:
     """Mean decode speed of the other server over the baseline's, on the prompts that both answered.
 
-    Repeats of a prompt are averaged first: they are one pair. None: not streamed, or tokens not counted.
+    Repeats of a prompt are averaged first: they are one pair. Repeats that came from a cache are left out: a drafter that
+    remembers has seen them. None: not streamed, or tokens not counted.
     """
-    ours, theirs = _speeds_by_prompt(baseline), _speeds_by_prompt(other)
-    return ratio_of_sums([Row(ours[key], 1.0, theirs[key], 1.0) for key in ours if key in theirs])
+    ours, theirs = (_by_prompt(side, _fresh_speed) for side in (baseline, other))
+    return ratio_of_sums([Row(_mean_amount(ours[key]), 1.0, _mean_amount(theirs[key]), 1.0,
+                              _asked_first(ours[key], theirs[key])) for key in ours if key in theirs])
 
 
-def _speeds_by_prompt(replies: Iterable[Reply]) -> Dict[str, float]:
-    speeds: Dict[str, List[float]] = {}
+def _by_prompt(replies: Iterable[Reply], number: Callable[[Reply], Optional[float]]) -> Dict[str, List[Reply]]:
+    """The completed replies for which this number is known, by prompt."""
+    found: Dict[str, List[Reply]] = {}
     for reply in replies:
-        if reply.ok and reply.decode_tokens_per_s is not None:
-            speeds.setdefault(reply.prompt_id, []).append(reply.decode_tokens_per_s)
-    return {key: math.fsum(values) / len(values) for key, values in speeds.items()}
+        if reply.ok and number(reply) is not None:
+            found.setdefault(reply.prompt_id, []).append(reply)
+    return found
+
+
+def _fresh_speed(reply: Reply) -> Optional[float]:
+    cached = reply.repeat > 0 and 2 * (reply.cached_tokens or 0) > (reply.prompt_tokens or 0)
+    return None if cached else reply.decode_tokens_per_s
+
+
+def _mean_amount(replies: Sequence[Reply]) -> float:
+    return math.fsum(reply.decode_tokens_per_s or 0.0 for reply in replies) / len(replies)
+
+
+def _asked_first(baseline: Sequence[Reply], other: Sequence[Reply]) -> Optional[bool]:
+    """Whether the baseline was asked a prompt before the other was; None: unknown, or over several repeats neither."""
+    if len(baseline) > 1 or len(other) > 1 or baseline[0].sent_s is None or other[0].sent_s is None:
+        return None
+    return baseline[0].sent_s < other[0].sent_s
 
 
 def throughput_ratio(baseline: Pass, other: Pass) -> Optional[Ratio]:
@@ -3612,20 +3670,21 @@ def throughput_ratio(baseline: Pass, other: Pass) -> Optional[Ratio]:
     if not baseline.output_tokens_per_s or not other.output_tokens_per_s:
         return None
     value = other.output_tokens_per_s / baseline.output_tokens_per_s
-    ours, theirs = _work_by_prompt(baseline.replies), _work_by_prompt(other.replies)
-    by_prompt = ratio_of_sums([Row(*ours[key], *theirs[key]) for key in ours if key in theirs])
+    ours, theirs = (_by_prompt(side.replies, _timed_tokens) for side in (baseline, other))
+    rows = [Row(*_work(ours[key]), *_work(theirs[key]), _asked_first(ours[key], theirs[key])) for key in ours if key in theirs]
+    by_prompt = ratio_of_sums(rows)
     if by_prompt is None or by_prompt.low is None or by_prompt.high is None:
-        return Ratio(value, None, None, by_prompt.pairs if by_prompt else 0)
-    return Ratio(value, value * by_prompt.low / by_prompt.value, value * by_prompt.high / by_prompt.value, by_prompt.pairs)
+        return Ratio(value, None, None, len(rows))
+    return Ratio(value, value * by_prompt.low / by_prompt.value, value * by_prompt.high / by_prompt.value, len(rows))
 
 
-def _work_by_prompt(replies: Iterable[Reply]) -> Dict[str, Tuple[float, float]]:
-    work: Dict[str, Tuple[float, float]] = {}
-    for reply in replies:
-        if reply.ok and reply.completion_tokens is not None and reply.e2el_s is not None:
-            tokens, seconds = work.get(reply.prompt_id, (0.0, 0.0))
-            work[reply.prompt_id] = (tokens + reply.completion_tokens, seconds + reply.e2el_s)
-    return work
+def _timed_tokens(reply: Reply) -> Optional[float]:
+    return None if reply.e2el_s is None else reply.completion_tokens
+
+
+def _work(replies: Sequence[Reply]) -> Tuple[float, float]:
+    """Tokens, and seconds to the ends of the answers."""
+    return (math.fsum(reply.completion_tokens or 0 for reply in replies), math.fsum(reply.e2el_s or 0.0 for reply in replies))
 
 
 def half_width(ratio: Optional[Ratio]) -> Optional[float]:
@@ -3638,7 +3697,7 @@ def half_width(ratio: Optional[Ratio]) -> Optional[float]:
 def precise_enough(ratio: Optional[Ratio], precision: float) -> bool:
     """Whether measuring may stop: the interval's half width is at most `precision` (0.02: 2 %) of the ratio."""
     half = half_width(ratio)
-    return half is not None and half <= precision
+    return half is not None and half <= precision * (1 + 1e-9)
 
 
 def pairs_needed(ratio: Optional[Ratio], precision: Optional[float] = None, against: float = 1.0) -> Optional[int]:
@@ -3673,14 +3732,18 @@ FAR_RULERS, FAR_NATS = 10, 0.15     # beyond this many (and nats) rounding does 
 BLIND_NEAR_NATS, BLIND_FAR_NATS = 0.25, 1.0     # without a ruler: bfloat16 has moved logits by an eighth and a quarter
 LONE_RULERS, LONE_NATS = 50, 1.0    # one fork so far down needs no company
 STRAY_SHARE = 0.005     # of an honest server's forks, what may lie far all the same (a routing flip, an expert changed)
+WIDE_SHARE = 0.02       # of an honest server's forks, what may lie beyond a near tie
+EXCESS = 1.25           # verifying several tokens may round so many times as often as batching does (published: 68 % against 73 %)
 FEWEST_POSITIONS = 30   # a ruler of fewer is none
+FEWEST_TO_CONDEMN, OTHER_FUNCTION_NATS = 100, 0.3   # tenths of a nat, over enough positions: not the same function
 FEWEST_FLOOR_PAIRS = 12
 FEWEST_TEXTS = 6
 # Of an honest server's differences, the share that look like each damage: a small model loops by itself, and the end of
 # an answer is a near tie more often than its middle. (Seen on real servers: one loop and one surplus in about 40 forks.)
 DAMAGE = {"loop": 0.03, "surplus": 0.03, "foreign text": 0.003, "empty": 0.003, "lost arguments": 0.003,
           "special tokens": 0.0003}
-ROUNDING_LEADS_TO = ("loop", "surplus", "empty")    # damage that a near tie can start
+PRIOR_DIFFERENCES = 40  # what these shares weigh against the floor's own differences
+ROUNDING_LEADS_TO = ("loop", "surplus", "empty", "foreign text")    # damage that a near tie can start
 
 
 @dataclass(frozen=True)
@@ -3710,8 +3773,9 @@ def judge_answers(evidence: Evidence) -> Finding:
     if not agreement.pairs:
         return Finding("cannot tell", ("no pair of answers could be compared",))
     if agreement.identical == agreement.pairs:
-        return Finding("identical", (f"all {_of(agreement)} answers are the same, byte for byte",), _ruler_caveat(ruler))
-    seen = (f"{_of(agreement)} answers are the same{_floor_words(evidence.floor)}",)
+        words = f"{_of(agreement)} answers are the same, byte for byte{_left_out_words(agreement)}"
+        return Finding("identical", (words,), _ruler_caveat(ruler))
+    seen = (f"{_of(agreement)} answers are the same{_floor_words(evidence.floor)}{_left_out_words(agreement)}",)
     changed = tuple(filter(None, (_damage(evidence), _other_function(ruler), _far_forks(evidence), _other_text(evidence),
                                   _accuracy_lost(evidence), _beyond_floor(evidence))))
     if changed:
@@ -3734,6 +3798,11 @@ def _of(agreement: Agreement) -> str:
 
 def _floor_words(floor: Optional[Agreement]) -> str:
     return "" if floor is None or not floor.pairs else f"; the baseline equals itself in {_of(floor)}"
+
+
+def _left_out_words(agreement: Agreement) -> str:
+    count = len(agreement.incomparable)
+    return f"; {count} could not be compared ({agreement.incomparable[0][1]})" if count else ""
 
 
 # --- Damage: what rounding does not do, or not so often
@@ -3761,7 +3830,8 @@ def _is_damage(difference: Difference, kind: str, ruler: Optional[Ruler]) -> boo
 def _habit(kind: str, evidence: Evidence) -> float:
     """How often the baseline does the same to itself: share of the floor's differences, or of its own looping answers."""
     floor = evidence.floor.differences if evidence.floor else ()
-    share = sum(one.kind == kind for one in floor) / len(floor) if floor else 0.0
+    seen = sum(_is_damage(one, kind, evidence.ruler) for one in floor)
+    share = (seen + PRIOR_DIFFERENCES * DAMAGE[kind]) / (len(floor) + PRIOR_DIFFERENCES)
     return max(share, evidence.baseline_loops if kind == "loop" else 0.0)
 
 
@@ -3793,12 +3863,15 @@ def _usable(ruler: Optional[Ruler]) -> bool:
 
 
 def _other_function(ruler: Optional[Ruler]) -> Optional[str]:
-    """The two servers do not compute the same function: rounding moves no typical log-probability by tenths of a nat."""
-    if not _usable(ruler) or not (ruler.median_nats >= 0.1 or ruler.p99_nats >= 0.3 and ruler.median_nats >= 0.01):
+    """The two servers do not compute the same function: rounding does not move log-probabilities by tenths of a nat.
+
+    The 99th percentile tells, not the middle: most positions are all but certain, whatever the weights.
+    """
+    if ruler is None or ruler.positions < FEWEST_TO_CONDEMN or ruler.p99_nats < OTHER_FUNCTION_NATS:
         return None
     return (f"these two servers do not compute the same function: over {ruler.positions} positions with the same text the "
-            f"log-probabilities differ by {ruler.median_nats:.2g} nats in the middle and {ruler.p99_nats:.2g} at the 99th "
-            "percentile (other weights, quantisation or template?)")
+            f"log-probabilities differ by {ruler.p99_nats:.2g} nats at the 99th percentile and {ruler.max_nats:.2g} at most "
+            "(other weights, quantisation or template?)")
 
 
 def _ruler_caveat(ruler: Optional[Ruler]) -> Tuple[Caveat, ...]:
@@ -3811,14 +3884,15 @@ def _margins(evidence: Evidence) -> List[float]:
 
 
 def _far_forks(evidence: Evidence) -> Optional[str]:
-    margins, limit = _margins(evidence), far_nats(evidence.ruler)
-    far = [margin for margin in margins if margin > limit]
+    """More forks lie beyond a near tie, or far beyond, than rounding leaves there; or one lies beyond all reach."""
+    margins, near, far = _margins(evidence), near_nats(evidence.ruler), far_nats(evidence.ruler)
     lone = max(LONE_NATS, LONE_RULERS * evidence.ruler.p99_nats) if _usable(evidence.ruler) else 4 * BLIND_FAR_NATS
-    many = binomial_tail(len(far), len(margins), STRAY_SHARE) <= ALPHA / 5
-    if not far or not (many or max(far) >= lone):
-        return None
-    return (f"{len(far)} of {len(margins)} forks take a token far below the baseline's own choice (up to {max(far):.2g} nats; "
-            f"rounding on this pair does not reach {limit:.2g})")
+    for limit, usual in ((far, STRAY_SHARE), (near, WIDE_SHARE)):
+        beyond = [margin for margin in margins if margin > limit]
+        if beyond and (max(beyond) >= lone or binomial_tail(len(beyond), len(margins), usual) <= ALPHA / 5):
+            return (f"{len(beyond)} of {len(margins)} forks asked about take a token more than {limit:.2g} nats below the "
+                    f"baseline's own choice (up to {max(beyond):.2g}): rounding on this pair does not reach so far")
+    return None
 
 
 def _margin_word(evidence: Evidence) -> Optional[Finding]:
@@ -3829,7 +3903,7 @@ def _margin_word(evidence: Evidence) -> Optional[Finding]:
     near, far = near_nats(evidence.ruler), far_nats(evidence.ruler)
     beyond = sum(margin > near for margin in margins)
     known = f"{len(margins) - beyond} of {len(margins)} forks asked about are near ties (within {near:.2g} nats)"
-    if max(margins) > far or beyond and binomial_tail(beyond, len(margins), 4 * STRAY_SHARE) <= ALPHA:
+    if max(margins) > far or beyond and binomial_tail(beyond, len(margins), WIDE_SHARE) <= ALPHA:
         return Finding("cannot tell", (f"{known}; the widest margin is {max(margins):.2g} nats, which is neither rounding "
                                        "for certain nor proof of a fault",))
     caveats = () if _usable(evidence.ruler) else (Caveat(
@@ -3875,18 +3949,37 @@ def _beyond_floor(evidence: Evidence) -> Optional[str]:
 
     Where enough forks have margins they decide: verifying several tokens at once may round more often than batching does.
     """
-    if not _floor_shows(evidence) or _margin_word(evidence):
+    floor = evidence.floor
+    if floor is None or not _floor_shows(evidence) or _margin_word(evidence):
         return None
-    counts = discordance(evidence.agreement, evidence.floor)
-    p = binomial_tail(counts.only_other, counts.only_other + counts.only_floor, 0.5)
-    if counts.only_other > counts.only_floor and p <= ALPHA / TESTS:
+    counts = discordance(evidence.agreement, floor)
+    coin = null_share(1 - floor.identical / floor.pairs, EXCESS)
+    p = binomial_tail(counts.only_other, counts.only_other + counts.only_floor, coin)
+    if p <= ALPHA / TESTS:
         return (f"{counts.only_other} answers differ only from the speculative server's, {counts.only_floor} only from the "
-                f"baseline's own second (McNemar, exact: p = {2 * p:.2g})")
-    p = sign_flip_p(counts.share_losses) / 2
-    if sum(counts.share_losses) > 0 and p <= ALPHA / TESTS:
-        return (f"{_percent(evidence.agreement.prefix_agreement)} of the baseline's text is reproduced before the first "
-                f"difference, {_percent(evidence.floor.prefix_agreement)} by the baseline itself (sign flips: p = {2 * p:.2g})")
-    return None
+                f"baseline's own second (McNemar, exact: p = {mcnemar_p(counts.only_other, counts.only_floor):.2g})")
+    return _less_reproduced(evidence.agreement, floor, counts.share_losses)
+
+
+def _less_reproduced(agreement: Agreement, floor: Agreement, losses: Sequence[float]) -> Optional[str]:
+    """Less of the text is reproduced than rounding, even a little more frequent than the floor's, leaves. None: not shown."""
+    if not losses or floor.prefix_agreement is None:
+        return None
+    tolerated = floor.prefix_agreement - prefix_at(floor.prefix_agreement, EXCESS)
+    beyond = [loss - tolerated for loss in losses]
+    if math.fsum(beyond) <= 0 or sign_flip_p(beyond) / 2 > ALPHA / TESTS:
+        return None
+    return (f"{_percent(agreement.prefix_agreement)} of the baseline's text is reproduced before the first difference, "
+            f"{_percent(floor.prefix_agreement)} by the baseline itself (sign flips: p = {sign_flip_p(losses):.2g})")
+
+
+def prefix_at(prefix_agreement: float, excess: float) -> float:
+    """The prefix agreement, 0..1, if forks came `excess` times as often: (1 - e^-x) / x with x forks to be expected a text."""
+    low, high = 1e-9, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if -math.expm1(-middle) / middle > prefix_agreement else (low, middle)
+    return min(prefix_agreement, -math.expm1(-excess * low) / (excess * low))
 
 
 def _other_text(evidence: Evidence) -> Optional[str]:
@@ -3947,7 +4040,7 @@ def smallest_change(evidence: Evidence) -> Optional[float]:
     if not _floor_shows(evidence):
         return None
     noise = 1 - evidence.floor.identical / evidence.floor.pairs
-    return smallest_detectable(pairs, round(noise, 3), ALPHA / TESTS)
+    return smallest_detectable(pairs, round(noise, 3), ALPHA / TESTS, EXCESS)
 
 
 # --- Accuracy
@@ -4049,13 +4142,13 @@ def speed_obstacle(baseline: Pass, other: Pass, agreement: Agreement) -> Optiona
     for one in (baseline, other):
         if not one.completed:
             return f"{one.server} completed nothing"
-        if one.output_tokens is None and not _speeds_by_prompt(one.replies):
+        if one.output_tokens is None and not any(reply.decode_tokens_per_s for reply in one.completed):
             return f"{one.server} did not count its tokens"
     loops = sum(one.kind == "loop" for one in agreement.differences)
     if 10 * loops >= agreement.pairs > 0 and loops > 1 or loops == agreement.pairs == 1:
         return f"{loops} of {agreement.pairs} speculative answers run in a loop: its tokens are not the baseline's"
-    ours, theirs = _work_by_prompt(baseline.replies), _work_by_prompt(other.replies)
-    tokens = [math.fsum(side[key][0] for key in ours if key in theirs) for side in (ours, theirs)]
+    ours, theirs = (_by_prompt(side.replies, _timed_tokens) for side in (baseline, other))
+    tokens = [math.fsum(_work(side[key])[0] for key in ours if key in theirs) for side in (ours, theirs)]
     if min(tokens) > 0 and max(tokens) > 2 * min(tokens):
         return f"the answers are not alike: {tokens[0]:.0f} tokens against {tokens[1]:.0f} on the same prompts"
     return None
@@ -4108,15 +4201,18 @@ def margin_from_logprobs(entries: Entries, prefix: str, other_text: str) -> Opti
     did not come by the same way this time, or logprobs are missing there.
     """
     wanted, shared = text_bytes(other_text), len(text_bytes(prefix))
+    parted = shared + len(text_bytes(other_text[len(prefix):len(prefix) + 1]))      # whole characters: tokens may split one
     at = 0
+    spanning: List[float] = []
     for entry in entries:
         token = _token_bytes(entry)
-        if wanted[at:at + len(token)] == token and at + len(token) <= len(wanted) and token:
-            at += len(token)
-            if at > shared:
-                return 0.0
-            continue
-        return None if at + len(token) < shared else _margin_at(entry, wanted[at:])
+        if not token or wanted[at:at + len(token)] != token:
+            margins = spanning + _margins_at(entry, wanted[at:])
+            return min(margins) if margins and at + len(token) >= shared else None
+        spanning += _spanning_margins(entry, wanted[at:], shared - at)
+        at += len(token)
+        if at >= parted > shared:
+            return 0.0
     return None
 
 
@@ -4125,15 +4221,27 @@ def _token_bytes(entry: Mapping[str, Any]) -> bytes:
     return bytes(listed) if isinstance(listed, list) else text_bytes(str(entry.get("token", "")))
 
 
-def _margin_at(entry: Mapping[str, Any], continuation: bytes) -> Optional[float]:
-    own, listed = _logprob(entry), [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None]
+def _margins_at(entry: Mapping[str, Any], continuation: bytes) -> List[float]:
+    """The margin of the longest listed token that the other's text goes on with; else of the last listed. Empty: unknown."""
+    own, listed = _logprob(entry), _alternatives(entry)
     if own is None or not listed:
-        return None
-    matching = [one for one in listed if _token_bytes(one) != _token_bytes(entry) and _continues(one, continuation)]
+        return []
+    matching = [one for one in listed if _continues(one, continuation)]
     if matching:
-        return max(0.0, own - max(matching, key=lambda one: len(_token_bytes(one)))["logprob"])
+        return [max(0.0, own - max(matching, key=lambda one: len(_token_bytes(one)))["logprob"])]
     # The end of an answer has no text to look for; it is not always listed by a name that we know.
-    return max(0.0, own - min(one["logprob"] for one in listed)) if continuation else None
+    return [max(0.0, own - min(one["logprob"] for one in listed))] if continuation else []
+
+
+def _spanning_margins(entry: Mapping[str, Any], continuation: bytes, shared: int) -> List[float]:
+    """Margins of listed tokens that begin where the baseline's own does and reach past the fork: `**:` against `**`."""
+    own = _logprob(entry)
+    return [max(0.0, own - one["logprob"]) for one in _alternatives(entry)
+            if own is not None and len(_token_bytes(one)) > shared and continuation and _continues(one, continuation)]
+
+
+def _alternatives(entry: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    return [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None and _token_bytes(one) != _token_bytes(entry)]
 
 
 def _continues(entry: Mapping[str, Any], continuation: bytes) -> bool:
@@ -4409,8 +4517,9 @@ def _timed(run: Run, workload: str, concurrency: int, server: str) -> Pass:
 
 def _compare_cell(run: Run, workload: str, concurrency: int, label: str) -> Comparison:
     baseline, other = _timed(run, workload, concurrency, baseline_label(run)), _timed(run, workload, concurrency, label)
-    agreement = _with_margins(agree(baseline, other), run, other)
-    floor, floor_concurrency, itself = _floor(run, baseline)
+    passages = passages_of(baseline.completed)
+    agreement = _with_margins(agree(baseline, other, passages), run, other)
+    floor, floor_concurrency, itself = _floor(run, baseline, passages)
     evidence = _evidence(run, baseline, other, agreement, floor)
     speeds = Speeds(throughput_ratio(baseline, other), decode_ratio(baseline.replies, other.replies), itself)
     speed, answers = judge_speed(speeds, speed_obstacle(baseline, other, agreement)), judge_answers(evidence)
@@ -4430,7 +4539,7 @@ def _with_margins(agreement: Agreement, run: Run, other: Pass) -> Agreement:
         replace(one, margin_nats=run.margins.get((*cell, one.prompt_id, one.repeat))) for one in agreement.differences))
 
 
-def _floor(run: Run, baseline: Pass) -> Tuple[Optional[Agreement], Optional[int], Optional[Ratio]]:
+def _floor(run: Run, baseline: Pass, passages: Passages) -> Tuple[Optional[Agreement], Optional[int], Optional[Ratio]]:
     """The baseline against itself on this cell's prompts: the agreement where it differs most, the level of that, the ratio.
 
     Verifying k tokens makes a batch somewhere between the level itself and the highest one, so the noisier floor is the fair
@@ -4439,7 +4548,7 @@ def _floor(run: Run, baseline: Pass) -> Tuple[Optional[Agreement], Optional[int]
     keys = set(by_key(baseline.replies))
     again = [one for one in run.passes if one.purpose == "floor" and (one.server, one.workload) == (
         baseline.server, baseline.workload) and keys & set(by_key(one.replies))]
-    floors = [(agree(_on(baseline, one), one), one.concurrency) for one in again] or _floor_of_repeats(baseline)
+    floors = [(agree(_on(baseline, one), one, passages), one.concurrency) for one in again] or _floor_of_repeats(baseline)
     floors = [(floor, level) for floor, level in floors if floor.pairs]
     floor, level = min(floors, key=lambda one: one[0].exact_match or 0.0, default=(None, None))
     same_level = [one for one in again if one.concurrency == baseline.concurrency]
