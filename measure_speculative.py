@@ -3,9 +3,45 @@
 # requires-python = ">=3.9"
 # dependencies = []
 # ///
-"""Does speculative decoding pay here, and did the answers stay the same?
+"""measure_speculative.py: does speculative decoding pay here, and did the answers stay the same?
 
-(The manual is written last.)
+It points at servers that already run (llama.cpp, vLLM, SGLang, any OpenAI-compatible one), asks them the same prompts at
+temperature 0, and answers two questions for this model, on this machine, for this kind of work:
+
+1. Does it pay? Tokens a second, time to first token (TTFT), time per output token (TPOT) and acceptance, per workload and
+   per concurrency, as a ratio to the baseline with a 95 % interval; where it stops paying; which draft length would pay more.
+2. Did the answers stay the same? Completions compared byte for byte with the baseline's, held against how well the baseline
+   agrees with itself (the noise floor), how near a tie each fork was (the margin), and how large rounding is on this very
+   pair of servers (the ruler): so that rounding is not called a bug, and a bug is not called rounding.
+
+    python3 measure_speculative.py demo
+    python3 measure_speculative.py check --baseline-url URL --speculative-url URL
+    python3 measure_speculative.py --baseline-url URL --speculative-url [NAME=]URL ... [--suite lesson]
+    python3 measure_speculative.py compare RUN RUN ...      table | csv | report | notebook | breakeven      (each: --help)
+
+Words. target: the model that answers. drafter: what proposes tokens to it. draft length k: tokens proposed a step. verify
+step: one pass of the target over a draft. accepted tokens: proposed ones that the target would have chosen (the bonus token,
+which it adds itself, not counted). acceptance rate: accepted/drafted. acceptance length: 1 + accepted/drafts, bonus token
+included, over steps that had a draft. tokens per target pass: the yield over all passes, also those without a draft; it means
+the same on every engine, and it is what speed follows. TTFT: from handing the request over to the first text of any channel.
+TPOT: (last - first)/(tokens - tokens in the first chunk). chunk gap: time between stream chunks; under speculation a chunk
+holds several tokens, so it is no time per token. decode speed: tokens a second of one request after its first chunk. output
+throughput: tokens of all completed requests over the wall time of their pass. level: concurrency. floor, margin, ruler: above.
+
+What its numbers do not mean. Throughput at concurrency 1 is the lesson's number; the tutorial's speedup is the ratio of decode
+speeds: both are printed, never mixed. A ratio holds for the prompts that were asked. Acceptance falls along the chain and
+differs by workload. A gauge that a server shows for its whole life is shown as such and never calculated with.
+
+Files. Results are appended to a notebook (labbook.md) as JSON lines; every reply with its text and its stamps goes into a run
+file beside it, from which every number can be rebuilt and runs of different days or machines be compared. No key is ever
+written, no proxy used, no request retried. Exit codes: 0 measured, 1 something failed, 2 cannot start, 130 interrupted.
+
+The file reads top to bottom; a section uses only what stands above it:
+ 1 words and errors    2 the data           3 prompts             4 acceptance          5 one request on the wire
+ 6 the client          7 servers            8 a timed pass        9 comparison         10 statistics
+11 verdict            12 break-even        13 notebook, run files 14 tables, CSV, page 15 demo servers     16 command line
+Sections 1 to 5 and 9 to 14 are pure (13 also reads and appends): time is data there. Importing the file does nothing; its
+functions may be used, and may change with any version.
 """
 from __future__ import annotations
 
