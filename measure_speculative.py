@@ -129,8 +129,10 @@ class Caveat:
 
 
 # ======================================================================================================================
-# 2. The data (pure): one frozen dataclass for each thing that has a name; JSON keys equal field names
+# 2. The data (pure)
 # ======================================================================================================================
+#
+# One frozen dataclass for each thing that has a name; JSON keys equal field names, units stand in the names.
 
 
 @dataclass(frozen=True)
@@ -7767,6 +7769,7 @@ class DemoOptions:
 
     @property
     def speculates(self) -> bool:
+        """Whether it drafts at all."""
         return self.drafter != "none"
 
     def pass_seconds(self, drafts: Sequence[Sequence[str]], prompt_tokens: int = 0) -> float:
@@ -7786,6 +7789,7 @@ class NgramIndex:
         self.tokens: List[str] = []
 
     def extend(self, tokens: Iterable[str]) -> None:
+        """Remember these tokens as what came next."""
         for token in tokens:
             place = len(self.tokens)
             for length in self._lengths:
@@ -7821,10 +7825,12 @@ class DemoSequence:
 
     @property
     def drafted(self) -> int:
+        """Tokens drafted for it so far."""
         return sum(drafted for drafted, _ in self.verified)
 
     @property
     def accepted(self) -> int:
+        """Of these accepted."""
         return sum(accepted for _, accepted in self.verified)
 
 
@@ -8004,11 +8010,13 @@ class DemoRequest:
 
     @property
     def finish_reason(self) -> Optional[str]:
+        """Why the answer ended, in OpenAI's words; None: it has not."""
         called = self.sequence.finish == "stop" and self._function is not None
         return "tool_calls" if called else self.sequence.finish
 
     @property
     def usage(self) -> Dict[str, Any]:
+        """Its tokens, counted."""
         prompt, completion = len(self.sequence.prompt.tokens), len(self.sequence.tokens)
         return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
@@ -8076,6 +8084,7 @@ class DemoDialect:
         return {"/health": str, "/v1/models": self.models, "/metrics": lambda: _exposition(self.metrics())}
 
     def models(self) -> Dict[str, Any]:
+        """The page /v1/models."""
         return {"object": "list", "data": [{
             "id": DEMO_MODEL, "object": "model", "created": int(self.started_at), "owned_by": self.owner,
             "root": DEMO_MODEL, "parent": None, "max_model_len": self.options.context_tokens}]}
@@ -8122,9 +8131,11 @@ class DemoDialect:
         return DemoRefusal(status, {"error": {"message": sentence, "type": kind, "param": param, "code": status}})
 
     def not_found(self) -> DemoRefusal:
+        """What it says of a path that it does not have."""
         return DemoRefusal(404, {"detail": "Not Found"})
 
     def chunk(self, request: DemoRequest, choices: Sequence[Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
+        """One chunk of a stream."""
         return {"id": f"chatcmpl-{request.id}", "object": "chat.completion.chunk", "created": request.created,
                 "model": DEMO_MODEL, "choices": choices, **more}
 
