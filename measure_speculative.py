@@ -8199,6 +8199,7 @@ class LlamaCppDialect(DemoDialect):
                 "build_info": self.build}
 
     def slots(self) -> List[Dict[str, Any]]:
+        """The page /slots."""
         types = ",".join(filter(None, ("none", self.methods.get(self.options.drafter))))
         params = {"params": {"speculative.types": types}} if self.engine.counts["requests"] else {}
         return [{"id": number, "n_ctx": self.options.context_tokens, "speculative": self.options.speculates,
