@@ -9,17 +9,53 @@
 """
 from __future__ import annotations
 
+import argparse
+import asyncio
+import base64
 import bisect
+import codecs
+import contextlib
+import csv
+import datetime
 import functools
+import gc
 import hashlib
+import io
+import itertools
 import json
 import math
 import operator
+import os
+import platform
 import re
+import secrets
+import shutil
+import signal
+import socket
 import sys
-from dataclasses import dataclass, field, fields, replace
+import tempfile
+import threading
+import time
+import unicodedata
+import urllib.parse
+import zlib
+from array import array
+from collections import Counter, deque
+from dataclasses import dataclass, field, fields, MISSING, replace
 from statistics import NormalDist
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set,
+    Tuple, Union,
+)
+
+try:
+    import fcntl
+except ImportError:         # Windows
+    fcntl = None            # type: ignore[assignment]
+try:
+    import msvcrt
+except ImportError:         # everywhere else
+    msvcrt = None           # type: ignore[assignment]
 
 __version__ = "1.0.0"
 
@@ -121,6 +157,7 @@ class Acceptance:
     requests: Optional[int] = None              # number of requests covered
     source: Optional[str] = None
     missing: Optional[str] = None
+    gauges: Mapping[str, float] = field(default_factory=dict)   # the server's own gauges: shown, never calculated with
 
     @property
     def acceptance_rate(self) -> Optional[float]:
@@ -243,6 +280,7 @@ class Pass:
     replies: Tuple[Reply, ...]
     wall_s: float               # seconds in which this server had requests of the pass to answer
     purpose: str = "timed"      # timed | floor (the baseline again: its agreement with itself)
+    of_level: Optional[int] = None  # a floor's: the level whose prompts are asked again
     started_at: str = ""        # ISO-8601 UTC
     acceptance: Acceptance = Acceptance(missing="not asked")
     counters_delta: Mapping[str, float] = field(default_factory=dict)   # every speculation series that moved
@@ -357,42 +395,2520 @@ class Run:
 # 3. Prompts (pure, and one reader)
 # ======================================================================================================================
 #
-# What will be asked, in which order, with which digest.
+# Prompts come from the built-in dozen, from the sets in `prompts/` beside this file, or from a file that somebody already
+# has, whose shape is told by its content. A prompt's identity is what is sent (messages, tools), never its place in a file.
+
+BUILTIN = "builtin"
+SETS = ("copy", "closed", "open", "agent", "math", "mixed")
+MAX_PROMPT_FILE_BYTES = 256 << 20
+
+_BUILTIN_COPY = (
+    "Return this function complete and unchanged except that `total` is renamed to `amount`. Code only.\n\n"
+    "def invoice(lines, discount=0.0):\n    total = 0.0\n    for name, price, count in lines:\n        if count < 1:\n"
+    "            raise ValueError(f\"no items of {name}\")\n        total += price * count\n"
+    "    total -= total * discount\n    return round(total, 2)\n",
+    "Turn this list into a JSON array of objects with the keys name, platform and minutes. Keep every value as it is.\n\n"
+    "harbour line, platform 4, 12 minutes\nairport express, platform 1, 7 minutes\nvalley local, platform 6, 31 minutes\n"
+    "night sleeper, platform 2, 55 minutes\ncoast shuttle, platform 9, 18 minutes\n",
+    "Correct only the spelling in the following note and return the whole note.\n\n"
+    "The greenhous was watered at six. The tomatos in the second row are ripe, the peppers in the thrid row are not. "
+    "Please pick the ripe ones befor noon and leave the crates beside the door, since the van arives at one.",
+    "Repeat the following minutes word for word, then add one line that begins with NEXT: and names the next step.\n\n"
+    "Anna reported that the boiler was inspected on Monday. Ben ordered two valves and a gauge. Carla will be on site on "
+    "Thursday when the valves arrive. The gauge is late and is expected a week after the valves.",
+)
+_BUILTIN_CLOSED = (
+    "Which gas do plants take up from the air for photosynthesis? Answer in one sentence.",
+    "List the seven days of the week in order, starting with Monday, one a line.",
+    "What is the boiling point of water at sea level, in degrees Celsius and in degrees Fahrenheit?",
+    "Explain in two sentences what a binary search does and what it needs of its input.",
+)
+_BUILTIN_OPEN = (
+    "Write a short story about a lighthouse keeper who finds that the light answers questions.",
+    "Describe a market on a moon that has no atmosphere, as a traveller would in a letter home.",
+    "Write a dialogue between a retired clock and the child who inherits it.",
+    "Invent three festivals for a town that lives on a bridge, and say how each began.",
+)
+# Outside every workload, so that warming a server up never shows it a prompt that will be measured.
+_WARM_UP = "Warm-up request {number}: describe what a {thing} is for, in a few plain sentences."
+_WARM_UP_THINGS = ("kettle", "ladder", "compass", "sieve", "hinge", "bellows", "funnel", "anvil", "pulley", "loom")
+
+
+def builtin_prompts() -> Tuple[Prompt, ...]:
+    """The dozen prompts of the lesson's kind that need no file: four copy-heavy, four closed, four open."""
+    groups = (("copy", _BUILTIN_COPY), ("closed", _BUILTIN_CLOSED), ("open", _BUILTIN_OPEN))
+    return tuple(Prompt(f"builtin-{category}-{number}", BUILTIN, _user(text), category)
+                 for category, texts in groups for number, text in enumerate(texts, 1))
+
+
+def warm_up_prompt(number: int) -> Prompt:
+    """The number-th warm-up prompt; no two share their text, and none belongs to a workload."""
+    thing = _WARM_UP_THINGS[number % len(_WARM_UP_THINGS)]
+    return Prompt(f"warm-up-{number}", "warm-up", _user(_WARM_UP.format(number=number + 1, thing=thing)))
+
+
+def _user(text: str) -> Tuple[Mapping[str, Any], ...]:
+    return ({"role": "user", "content": text},)
+
+
+def prompt_sha256(prompt: Prompt) -> str:
+    """Digest of what is sent for a prompt (messages, tools, its own token limit), whatever its id."""
+    sent = {"messages": list(prompt.messages), "tools": prompt.tools and list(prompt.tools), "max_tokens": prompt.max_tokens}
+    return hashlib.sha256(json.dumps(sent, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def prompts_sha256(prompts: Iterable[Prompt]) -> str:
+    """Digest of a list of prompts, in order: two measurements are comparable only where it is equal."""
+    return hashlib.sha256("\n".join(map(prompt_sha256, prompts)).encode()).hexdigest()
+
+
+def take(prompts: Sequence[Prompt], limit: Optional[int]) -> Tuple[Prompt, ...]:
+    """The first `limit` prompts, spread evenly over the categories, in file order; all of them for None."""
+    if limit is None or limit >= len(prompts):
+        return tuple(prompts)
+    turn: Dict[Optional[str], int] = {}     # how many of its category come before each prompt
+    ranked = []
+    for place, prompt in enumerate(prompts):
+        turn[prompt.category] = turn.get(prompt.category, -1) + 1
+        ranked.append((turn[prompt.category], place))
+    chosen = sorted(place for _, place in sorted(ranked)[:limit])
+    return tuple(prompts[place] for place in chosen)
+
+
+def without_repeats(prompts: Iterable[Prompt], seen: Iterable[str] = ()) -> Tuple[Prompt, ...]:
+    """The prompts whose text is neither in `seen` (digests) nor earlier in the list."""
+    known = set(seen)
+    kept = []
+    for prompt in prompts:
+        digest = prompt_sha256(prompt)
+        if digest not in known:
+            known.add(digest)
+            kept.append(prompt)
+    return tuple(kept)
+
+
+def slice_for_level(prompts: Sequence[Prompt], level_index: int, levels: int) -> Tuple[Prompt, ...]:
+    """The prompts of one of `levels` concurrency levels: items[i::levels], so that no level repeats another's."""
+    return tuple(prompts[level_index::levels])
+
+
+class PromptFile(NamedTuple):
+    """What was read from a prompt file: its prompts, its bytes' digest, its shape in words and what was left out."""
+
+    prompts: Tuple[Prompt, ...]
+    sha256: str
+    shape: str
+    caveats: Tuple[Caveat, ...]
+
+
+def read_prompt_file(path: str, workload: Optional[str] = None, prompt_key: Optional[str] = None) -> PromptFile:
+    """The prompts of a file in any of the shapes that people have. MeasureError names file, record and what was found."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_PROMPT_FILE_BYTES + 1)
+    except OSError as error:
+        raise MeasureError(f"The prompt file {path} cannot be read: {error.strerror or error}.",
+                           "check the path; --prompts takes a file with one prompt a line, JSON lines, JSON or CSV") from None
+    if len(data) > MAX_PROMPT_FILE_BYTES:
+        raise MeasureError(f"The prompt file {path} is larger than {MAX_PROMPT_FILE_BYTES >> 20} MiB.",
+                           "cut the prompts that you want to measure out of it")
+    stem = os.path.basename(path).split(".")[0] or "file"
+    return parse_prompts(data, path, workload or stem, prompt_key)
+
+
+def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[str] = None) -> PromptFile:
+    """The prompts in the bytes of a file called `name`: the shape is told by the content, never by the name."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    text = _text_of(_unzipped(data, name), name)
+    shape, records = _records_of(text, name)
+    stem = os.path.basename(name).split(".")[0] or "file"
+    prompts, caveats, ids = [], [], {}      # type: List[Prompt], List[Caveat], Dict[str, int]
+    digests: Dict[str, str] = {}
+    for place, record in records:
+        prompt = _prompt_of(record, f"{name}, {place}", workload, prompt_key)
+        identity = prompt.id or f"{stem}-{len(prompts)}"
+        ids[identity] = ids.get(identity, 0) + 1
+        if ids[identity] > 1:
+            renamed = f"{identity}-{ids[identity]}"
+            caveats.append(Caveat(f"{name}, {place}: the id {identity!r} was used before; it is called {renamed!r} here.",
+                                  "Give every record an id of its own."))
+            identity = renamed
+        prompt = replace(prompt, id=identity)
+        first = digests.setdefault(prompt_sha256(prompt), identity)
+        if first != identity:
+            caveats.append(Caveat(f"{name}, {place}: the same prompt as {first}; it is left out.",
+                                  "A prompt asked twice is answered from caches."))
+            continue
+        prompts.append(prompt)
+    if not prompts:
+        raise MeasureError(f"The prompt file {name} holds no prompt.", "put one prompt on each line")
+    return PromptFile(tuple(prompts), sha256, shape, tuple(caveats))
+
+
+def _unzipped(data: bytes, name: str) -> bytes:
+    if data[:2] != b"\x1f\x8b":
+        return data
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        text = reader.decompress(data, MAX_PROMPT_FILE_BYTES)
+    except zlib.error as error:
+        raise MeasureError(f"The prompt file {name} begins like gzip but cannot be unpacked: {error}.",
+                           "fetch the file again, or unpack it yourself") from None
+    if reader.unconsumed_tail or not reader.eof:
+        raise MeasureError(f"The gzip file {name} is cut short or unpacks to more than {MAX_PROMPT_FILE_BYTES >> 20} MiB.",
+                           "fetch the file again, or cut the prompts that you want to measure out of it")
+    return text
+
+
+def _text_of(data: bytes, name: str) -> str:
+    marks = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+    encoding = next((encoding for mark, encoding in marks if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise MeasureError(f"{name}, line {line}: the byte 0x{data[error.start]:02x} is not {encoding.upper()}.",
+                           "save the file as UTF-8") from None
+    if "\x00" in text:
+        raise MeasureError(f"{name}, line {text.count(chr(10), 0, text.index(chr(0))) + 1}: a NUL character; this is no text file.",
+                           "save the file as UTF-8 text")
+    return text
+
+
+FileRecord = Union[str, Dict[str, Any]]
+
+
+def _records_of(text: str, name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
+    """The shape in words, and each record with its place. Lines end at LF only: U+2028 may stand inside a JSON string."""
+    lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
+    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not filled:
+        raise MeasureError(f"The prompt file {name} is empty.", "put one prompt on each line")
+    first = filled[0][1].lstrip()
+    if first[0] == "[":
+        return _array_records(text, name)
+    if first[0] == "{":
+        return _json_line_records(text, filled, name)
+    if _looks_like_csv(first):
+        return _csv_records(text, name)
+    return "plain text, one prompt a line", [(f"line {number}", line.strip()) for number, line in filled]
+
+
+def _array_records(text: str, name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
+    try:
+        array = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MeasureError(f"{name} begins like a JSON array but is none: {error}.", "check the file with a JSON tool") from None
+    return "a JSON array", [(f"record {number}", record) for number, record in enumerate(array, 1)]
+
+
+def _json_line_records(text: str, filled: Sequence[Tuple[int, str]], name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
+    records: List[Tuple[str, FileRecord]] = []
+    for number, line in filled:
+        try:
+            records.append((f"record {len(records) + 1} (line {number})", json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            whole = _one_object(text) if len(records) == 0 else None
+            if whole is not None:
+                return "one JSON object", whole
+            raise MeasureError(f"{name}, record {len(records) + 1} (line {number}) is no JSON: {error}.",
+                               f"mend or remove the line; it begins {shorten(line, 40)!r}") from None
+    return "JSON lines", records
+
+
+def _one_object(text: str) -> Optional[List[Tuple[str, FileRecord]]]:
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    inner = next((whole[key] for key in ("data", "prompts", "questions", "items") if isinstance(whole.get(key), list)), [whole])
+    return [(f"record {number}", record) for number, record in enumerate(inner, 1)]
+
+
+_CSV_COLUMNS = ("prompt", "question", "text", "instruction")
+
+
+def _looks_like_csv(header: str) -> bool:
+    cells = [cell.strip().strip('"').lower() for cell in re.split("[,;\t]", header)]
+    return any(column in cells for column in _CSV_COLUMNS) and all(len(cell) <= 40 for cell in cells) and (
+        len(cells) > 1 or cells[0] == "prompt")
+
+
+def _csv_records(text: str, name: str) -> Tuple[str, List[Tuple[str, FileRecord]]]:
+    header = text.split("\n", 1)[0]
+    delimiter = max(",;\t", key=header.count)
+    csv.field_size_limit(MAX_PROMPT_FILE_BYTES)
+    try:
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise MeasureError(f"{name} begins like CSV but cannot be read: {error}.", "check the quotes") from None
+    records: List[Tuple[str, FileRecord]] = []
+    for number, row in enumerate(rows, 1):
+        record = {str(key).strip().lower(): value for key, value in row.items() if key is not None and value is not None}
+        if any(str(value).strip() for value in record.values()):
+            records.append((f"record {number}", record))
+    return "CSV", records
+
+
+_TEXT_KEYS = ("messages", "turns", "conversations", "question", "prompt", "text", "instruction")
+_ID_KEYS = ("id", "question_id", "task_id", "custom_id")
+
+
+def _prompt_of(record: Any, place: str, workload: str, prompt_key: Optional[str]) -> Prompt:
+    """The prompt that one record of any known shape asks for; its id is "" where the record has none."""
+    if isinstance(record, str):
+        record = {"prompt": record}
+    if not isinstance(record, dict):
+        raise MeasureError(f"{place}: a {type(record).__name__}, not an object or a text.", "give one object a prompt")
+    body = record.get("body")
+    source = {**body, **record} if isinstance(body, dict) else record       # OpenAI batch
+    key = prompt_key or next((key for key in _TEXT_KEYS if source.get(key) not in (None, "", [])), None)
+    if key is None or key not in source:
+        empty = next((key for key in _TEXT_KEYS if key in source), None)
+        if empty and not prompt_key:
+            raise MeasureError(f"{place}: the prompt is empty (key {empty!r}).", "fill it in or remove the record")
+        raise MeasureError(f"{place}: no prompt found among the keys {', '.join(map(repr, list(record)[:12])) or '(none)'}.",
+                           f"use one of {', '.join(_TEXT_KEYS)}, or name the key with --prompt-key")
+    messages = _messages_of(key, source, place)
+    tools = _tools_of(source, place)
+    identity = next((str(record[key]) for key in _ID_KEYS if record.get(key) not in (None, "")), "")
+    category = record.get("category")
+    limit = source.get("max_tokens")
+    return Prompt(identity, str(record.get("workload") or workload), messages, None if category is None else str(category), tools,
+                  _answer_of(source, tools), limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None)
+
+
+def _messages_of(key: str, source: Mapping[str, Any], place: str) -> Tuple[Mapping[str, Any], ...]:
+    value = source[key]
+    if key == "conversations":
+        value = _first_human(value, place)
+    elif key == "turns" and isinstance(value, list):
+        value = value[0]            # a second turn needs the model's own answer to the first
+    elif key == "question" and isinstance(value, list):
+        value = value[0] if value and isinstance(value[0], list) else value     # BFCL: a list of turns of messages
+    elif key == "instruction" and source.get("input"):
+        value = f"{value}\n\n{source['input']}"
+    elif key == "prompt" and "entry_point" in source and isinstance(value, str):
+        return _user(_HUMAN_EVAL.format(code=value))
+    if isinstance(value, list):
+        return _checked_messages(value, place)
+    if not isinstance(value, str):
+        raise MeasureError(f"{place}: the key {key!r} holds a {type(value).__name__}, not a text.", "name the right key with --prompt-key")
+    if not value.strip():
+        raise MeasureError(f"{place}: the prompt is empty (key {key!r}).", "fill it in or remove the record")
+    system = source.get("system")
+    return ({"role": "system", "content": system}, *_user(value)) if isinstance(system, str) and system.strip() else _user(value)
+
+
+# HumanEval's prompts are the beginning of a file, meant for plain completion; a chat model has to be told so.
+_HUMAN_EVAL = "Complete this Python function. Return the whole function, code only.\n\n```python\n{code}\n```"
+
+
+def _first_human(turns: Any, place: str) -> str:
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and turn.get("from", turn.get("role")) in ("human", "user"):
+            text = turn.get("value", turn.get("content"))
+            if isinstance(text, str) and text.strip():
+                return text
+    raise MeasureError(f"{place}: the conversation has no turn of a human.", "remove the record")
+
+
+def _checked_messages(messages: Sequence[Any], place: str) -> Tuple[Mapping[str, Any], ...]:
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise MeasureError(f"{place}: a message is no object with a role.", 'write {"role": "user", "content": "..."}')
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]    # a recorded answer is not part of the question
+    if not any(message["role"] == "user" and message.get("content") for message in messages):
+        raise MeasureError(f"{place}: no user message with content.", "fill it in or remove the record")
+    return tuple(dict(message) for message in messages)
+
+
+_BFCL_TYPES = {"dict": "object", "float": "number", "tuple": "array", "double": "number", "hashmap": "object", "arraylist": "array"}
+
+
+def _tools_of(source: Mapping[str, Any], place: str) -> Optional[Tuple[Mapping[str, Any], ...]]:
+    """The tools in OpenAI's schema, whatever dialect they were written in; None without tools."""
+    given = source.get("tools") or source.get("function") or source.get("functions")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)       # ToolACE-like sets keep the schemas as a JSON text
+        except ValueError:
+            raise MeasureError(f"{place}: the tools are no JSON.", "give a list of OpenAI tool schemas") from None
+    if not given:
+        return None
+    tools = []
+    for tool in given if isinstance(given, list) else [given]:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise MeasureError(f"{place}: a tool has no function name.", "give a list of OpenAI tool schemas")
+        parameters = _openai_schema(function.get("parameters") or function.get("arguments") or {})
+        parameters = parameters if "type" in parameters else {"type": "object", **parameters}
+        tools.append({"type": "function", "function": {"name": tool_name(function["name"]),
+                                                       "description": str(function.get("description", "")), "parameters": parameters}})
+    return tuple(tools)
+
+
+def tool_name(name: str) -> str:
+    """The function name as OpenAI's API takes it: [A-Za-z0-9_-]{1,64}, every other character replaced by "_"."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "_"
+
+
+def _openai_schema(schema: Any) -> Any:
+    """A JSON schema with BFCL's type names mapped to JSON's at every depth ("any" means no type at all)."""
+    if isinstance(schema, list):
+        return [_openai_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    mapped = {}
+    for key, value in schema.items():
+        if key == "properties" and isinstance(value, dict):
+            mapped[key] = {name: _openai_schema(inner) for name, inner in value.items()}    # a property may be called "type"
+        elif key == "type" and isinstance(value, str):
+            if value.lower() != "any":
+                mapped[key] = _BFCL_TYPES.get(value.lower(), value.lower())
+        elif key in ("enum", "default", "const", "example", "examples"):
+            mapped[key] = value
+        else:
+            mapped[key] = _openai_schema(value)
+    return mapped
+
+
+def _answer_of(source: Mapping[str, Any], tools: Optional[Sequence[Mapping[str, Any]]]) -> Any:
+    """What a right answer is, where the record tells: its `answer` (after GSM8K's "####"), or the only tool there is."""
+    answer = source.get("answer")
+    if isinstance(answer, str):
+        return answer.rsplit("####", 1)[-1].strip() or None
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        return str(answer)
+    if isinstance(answer, list) and answer and all(isinstance(choice, str) for choice in answer):
+        return answer
+    if isinstance(answer, dict) and isinstance(answer.get("function"), str):
+        return {**answer, "function": tool_name(answer["function"])}
+    if tools and len(tools) == 1:
+        return {"function": tools[0]["function"]["name"]}
+    return None
+
+
+def shorten(text: str, length: int) -> str:
+    """The text, cut with an ellipsis of three dots where it is longer than `length` characters."""
+    return text if len(text) <= length else text[:max(0, length - 3)] + "..."
 
 
 # ======================================================================================================================
-# 4. One request on the wire (pure)
+# 4. Acceptance (pure)
 # ======================================================================================================================
 #
-# Bytes out; stamped bytes in -> Reply.
+# Two sources: fields of each response, and Prometheus counters read before and after a pass. Both end in one record that
+# means the same on every engine. Gauges are whole-life averages or the last window's value: shown as such, never
+# differenced, never averaged. What an engine calls what: its own documentation and pages, seen on real servers.
+
+MAX_METRICS_BYTES = 8 << 20
+MAX_METRICS_LINE = 1 << 16
+
+
+class Sample(NamedTuple):
+    """One line of a metrics page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class MetricsPage(NamedTuple):
+    """A metrics page, understood. `problem` says why there are no samples to be had; None for a good page."""
+
+    samples: Tuple[Sample, ...]
+    kinds: Mapping[str, str]        # metric name -> counter | gauge | histogram | ...
+    skipped_lines: int
+    started: Optional[str]          # what tells a restart besides the samples: a header
+    problem: Optional[str]
+
+
+def no_page(problem: str) -> MetricsPage:
+    """The page that could not be had, with the reason."""
+    return MetricsPage((), {}, 0, None, problem)
+
+
+# A label value may hold any character, also the closing brace and (escaped) quotes, so labels are walked, never split.
+_SAMPLE_NAME = re.compile(r"\s*([A-Za-z_:][A-Za-z0-9_:.]*)\s*")
+_LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|(?=\}))')
+_LOOSE_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="(.*?)"(?=,\s*[A-Za-z_][A-Za-z0-9_]*="|,?\s*$)')
+_UNESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+
+
+def parse_metrics(data: bytes, started: Optional[str] = None) -> MetricsPage:
+    """A Prometheus text or OpenMetrics page; lines that are none are counted and skipped, values that are not finite too."""
+    if len(data) > MAX_METRICS_BYTES:
+        return no_page(f"the metrics page is larger than {MAX_METRICS_BYTES >> 20} MiB")
+    text = data.decode("utf-8-sig", "replace")
+    if text[:1] == '"':             # one engine's builds sent the page as a JSON string
+        try:
+            text = json.loads(text)
+        except (ValueError, RecursionError):
+            return no_page("the metrics page is not in Prometheus' text format")
+    samples: List[Sample] = []
+    kinds: Dict[str, str] = {}
+    skipped = 0
+    for line in text.split("\n"):
+        line = line.strip("\r \t")
+        if line.startswith("#"):
+            words = line.split(None, 4)
+            if len(words) >= 4 and words[1] == "TYPE":
+                kinds[words[2]] = words[3]
+        elif line:
+            sample = _sample(line) if len(line) <= MAX_METRICS_LINE else None
+            if sample is None:
+                skipped += 1
+            elif math.isfinite(sample.value):
+                samples.append(sample)
+    if not samples:
+        return no_page("the metrics page is not in Prometheus' text format" if skipped else "the metrics page is empty")
+    return MetricsPage(tuple(samples), kinds, skipped, started, None)
+
+
+def _sample(line: str) -> Optional[Sample]:
+    match = _SAMPLE_NAME.match(line)
+    if not match:
+        return None
+    name, rest = match.group(1), line[match.end():]
+    labels: Mapping[str, str] = {}
+    if rest.startswith("{"):
+        walked = _labels(rest)
+        value = _value(rest[walked[1]:]) if walked else None
+        if walked is None or value is None:     # quotes that nobody escaped: all up to the last brace is labels
+            end = rest.rfind("}")
+            if end < 0:
+                return None
+            return _sample_of(name, dict(_LOOSE_LABEL.findall(rest[1:end][:4096])), _value(rest[end + 1:]))
+        labels = walked[0]
+        return Sample(name, labels, value)
+    return _sample_of(name, labels, _value(rest))
+
+
+def _sample_of(name: str, labels: Mapping[str, str], value: Optional[float]) -> Optional[Sample]:
+    return None if value is None else Sample(name, labels, value)
+
+
+def _labels(text: str) -> Optional[Tuple[Mapping[str, str], int]]:
+    labels: Dict[str, str] = {}
+    position = 1
+    while True:
+        match = _LABEL.match(text, position)
+        if not match:
+            break
+        raw = match.group(2)
+        labels[match.group(1)] = re.sub(r'\\[n"\\]', lambda part: _UNESCAPED[part.group()], raw) if "\\" in raw else raw
+        position = match.end()
+    while position < len(text) and text[position] in " \t":
+        position += 1
+    return (labels, position + 1) if text[position:position + 1] == "}" else None
+
+
+def _value(text: str) -> Optional[float]:
+    """The value before an optional timestamp and exemplar; None where there is none."""
+    words = text.split(None, 2)
+    if not words or (len(words) > 1 and not words[1].startswith("#") and not re.fullmatch(r"-?\d+(\.\d+)?", words[1])):
+        return None
+    try:
+        return float(words[0])
+    except ValueError:
+        return None
+
+
+# The families that carry acceptance, by what they count. vLLM's and llama.cpp's count verify steps that had a draft,
+# drafted tokens, and accepted tokens without the bonus token.
+_DRAFTS = ("vllm:spec_decode_num_drafts", "llamacpp:spec_decode_num_drafts")
+_DRAFT_TOKENS = ("vllm:spec_decode_num_draft_tokens", "llamacpp:spec_decode_num_draft_tokens", "trtllm_spec_decode_num_draft_tokens")
+_ACCEPTED = ("vllm:spec_decode_num_accepted_tokens", "llamacpp:spec_decode_num_accepted_tokens", "trtllm_spec_decode_num_accepted_tokens")
+_BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "llamacpp:spec_decode_num_accepted_tokens_per_pos")
+_VERIFY_CALLS = ("sglang:spec_verify_calls",)
+_GENERATED = ("vllm:generation_tokens", "llamacpp:tokens_predicted", "sglang:generation_tokens")
+_FINISHED = ("vllm:request_success", "sglang:num_requests")
+_PREFIX_QUERIES = ("vllm:prefix_cache_queries",)
+_PREFIX_HITS = ("vllm:prefix_cache_hits",)
+_LENGTH_GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
+_RATE_GAUGES = ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate")
+# llama.cpp prints its counters with six significant digits: from a million on, a difference of two is rounding.
+_SIX_DIGITS = 1_000_000
+_LABELS_OF_COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")   # the same count told by every rank of one replica
+
+
+def _series(page: MetricsPage, families: Sequence[str], model: str) -> Dict[Tuple[Tuple[str, str], ...], float]:
+    """The samples of the first family that the page has, by label set; exact names only, with or without `_total`."""
+    for family in families:
+        found = [sample for sample in page.samples if sample.name in (family, family + "_total")]
+        if not found:
+            continue
+        models = {sample.labels.get("model_name") for sample in found}
+        if model in models and len(models) > 1:
+            found = [sample for sample in found if sample.labels.get("model_name") == model]
+        series: Dict[Tuple[Tuple[str, str], ...], float] = {}
+        for sample in found:
+            labels = tuple(sorted((key, value) for key, value in sample.labels.items() if key not in _LABELS_OF_COPIES))
+            series[labels] = max(series.get(labels, -math.inf), sample.value)
+        return series
+    return {}
+
+
+class Delta(NamedTuple):
+    """What a counter family rose by between two pages: in all and by label set; None where the page has no such family."""
+
+    total: Optional[float]
+    by_labels: Mapping[Tuple[Tuple[str, str], ...], float]
+    highest: float          # the largest single value seen: what the printed digits are worth
+
+
+def _delta(before: MetricsPage, after: MetricsPage, families: Sequence[str], model: str) -> Delta:
+    later = _series(after, families, model)
+    if not later:
+        return Delta(None, {}, 0.0)
+    earlier = _series(before, families, model)
+    rises = {labels: value - earlier.get(labels, 0.0) for labels, value in later.items()}
+    return Delta(sum(rises.values()), rises, max(later.values()))
+
+
+def restarted(before: MetricsPage, after: MetricsPage) -> bool:
+    """Whether the server began anew between two pages: a start time that changed, or a counter that fell."""
+    if before.started != after.started:
+        return True
+    starts = [{(s.name, tuple(sorted(s.labels.items()))): s.value for s in page.samples
+               if s.name.endswith("_created") or s.name == "process_start_time_seconds"} for page in (before, after)]
+    if any(after_value != starts[0][key] for key, after_value in starts[1].items() if key in starts[0]):
+        return True
+    later = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in after.samples}
+    for sample in before.samples:
+        key = (sample.name, tuple(sorted(sample.labels.items())))
+        if _is_counter(sample.name, before.kinds) and later.get(key, math.inf) < sample.value:
+            return True
+    return False
+
+
+_NOT_ADDITIVE = ("llamacpp:n_tokens_max",)      # typed a counter, but a high-water mark
+
+
+def _is_counter(name: str, kinds: Mapping[str, str]) -> bool:
+    if name in _NOT_ADDITIVE or name.endswith("_created"):
+        return False
+    base = name[:-6] if name.endswith("_total") else name
+    kind = kinds.get(name, kinds.get(base))
+    return kind == "counter" or (kind is None and name.endswith("_total"))
+
+
+_SPECULATION_WORDS = ("spec_decode", "speculat", "draft", "accept", "spec_verify")
+
+
+def speculation_delta(before: MetricsPage, after: MetricsPage) -> Dict[str, float]:
+    """What the run added to every counter whose name mentions speculation, by series; engines rename theirs, so all are kept."""
+    if before.problem or after.problem or restarted(before, after):
+        return {}
+    earlier = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in before.samples}
+    rises: Dict[str, float] = {}
+    for sample in after.samples:
+        if any(word in sample.name for word in _SPECULATION_WORDS) and _is_counter(sample.name, after.kinds):
+            labels = tuple(sorted(sample.labels.items()))
+            shown = ",".join(f'{key}="{value}"' for key, value in labels)
+            rises[f"{sample.name}{{{shown}}}" if shown else sample.name] = sample.value - earlier.get((sample.name, labels), 0.0)
+    return rises
+
+
+def server_gauges(page: MetricsPage) -> Dict[str, float]:
+    """The server's own acceptance gauges, whole life or last window: to be shown, never to be calculated with."""
+    return {sample.name: sample.value for sample in page.samples if sample.name in _LENGTH_GAUGES + _RATE_GAUGES}
+
+
+def kv_cache_tokens(page: MetricsPage) -> Optional[int]:
+    """Tokens that the key-value cache holds, where the page tells; summed over data-parallel engines."""
+    sizes: Dict[str, float] = {}
+    for sample in page.samples:
+        if sample.name == "vllm:cache_config_info":
+            told = _finite(sample.labels.get("kv_cache_size_tokens"))
+            blocks, size = _finite(sample.labels.get("num_gpu_blocks")), _finite(sample.labels.get("block_size"))
+            tokens = told if told is not None else blocks * size if blocks is not None and size is not None else None
+            if tokens is not None:
+                sizes[sample.labels.get("engine", "0")] = tokens
+        elif sample.name == "sglang:max_total_num_tokens":
+            sizes[sample.labels.get("dp_rank", "0")] = sample.value
+    return int(sum(sizes.values())) if sizes else None
+
+
+def _finite(text: Optional[str]) -> Optional[float]:
+    try:
+        return float(text) if text is not None and math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
+def acceptance_from_counters(before: MetricsPage, after: MetricsPage, model: str, requests: int,
+                             completion_tokens: Optional[int]) -> Acceptance:
+    """Acceptance of what ran between two pages; nothing but a reason where it cannot be told.
+
+    `requests` and `completion_tokens` are our own completed requests and their tokens: if the server generated clearly
+    more, somebody else used it too, and the counters are not ours.
+    """
+    gauges = server_gauges(after)
+    problem = before.problem or after.problem
+    if problem:
+        return Acceptance(missing=problem)
+    if restarted(before, after):
+        return Acceptance(missing="the server restarted during the run", gauges=gauges)
+    drafts, drafted, accepted, verified, generated = (
+        _delta(before, after, families, model) for families in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED, _VERIFY_CALLS, _GENERATED))
+    if drafted.total is None and verified.total is None:
+        return Acceptance(missing=_no_counters(gauges), gauges=gauges)
+    foreign = _foreign_tokens(generated, completion_tokens)
+    if foreign:
+        return Acceptance(missing=f"somebody else used the server: it generated {foreign:.0f} tokens more than our requests", gauges=gauges)
+    if drafted.total is None:
+        return _acceptance_from_verify_calls(before, after, model, verified, generated, requests)
+    by_position = _positions(_delta(before, after, _BY_POSITION, model))
+    exact = {"drafts": drafts.total, "accepted": accepted.total}
+    if drafted.highest >= _SIX_DIGITS and any(name.startswith("llamacpp:") for name in (s.name for s in after.samples)):
+        return Acceptance(missing="the counters are past a million, where llama.cpp prints only six digits", gauges=gauges)
+    if not drafted.total:
+        return Acceptance(0, 0, 0, None, completion_tokens, requests, "metrics counters", "no drafts in this run", gauges)
+    return Acceptance(_count(exact["drafts"]), _count(drafted.total), _count(exact["accepted"]), by_position, completion_tokens,
+                      requests, "metrics counters", None, gauges)
+
+
+def _no_counters(gauges: Mapping[str, float]) -> str:
+    reason = "no acceptance counters on the metrics page"
+    if not gauges:
+        return reason
+    told = ", ".join(f"{name} {value:g}" for name, value in gauges.items())
+    odd = any(name in _RATE_GAUGES and not 0 <= value <= 1 for name, value in gauges.items())
+    return f"{reason}, only server gauges for its whole life ({told}{'; a rate outside 0..1 is refused' if odd else ''})"
+
+
+def _foreign_tokens(generated: Delta, ours: Optional[int]) -> Optional[float]:
+    """Tokens generated beyond our own, where that is clearly more than rounding and the odd token past a stop."""
+    if generated.total is None or ours is None:
+        return None
+    excess = generated.total - ours
+    allowed = 8 + 0.05 * ours + (10 * 10 ** (math.floor(math.log10(generated.highest)) - 5) if generated.highest >= _SIX_DIGITS else 0)
+    return excess if excess > allowed else None
+
+
+def _acceptance_from_verify_calls(before: MetricsPage, after: MetricsPage, model: str, verified: Delta, generated: Delta,
+                                  requests: int) -> Acceptance:
+    """SGLang counts verify calls and tokens: accepted is what is left of the tokens after each request's first and each
+    call's own token. Tokens cut off at a stop are not seen, so it is a lower bound."""
+    gauges = server_gauges(after)
+    finished = _delta(before, after, _FINISHED, model).total
+    if not verified.total or generated.total is None:
+        return Acceptance(0, None, None, None, None, requests, "metrics counters", "no drafts in this run", gauges)
+    count = requests if finished is None else int(finished)
+    accepted = max(0.0, generated.total - count - verified.total)
+    return Acceptance(_count(verified.total), None, _count(accepted), None, _count(generated.total), count,
+                      "metrics counters (verify calls; accepted tokens are a lower bound)", None, gauges)
+
+
+def _positions(delta: Delta) -> Optional[Tuple[int, ...]]:
+    """Accepted tokens by draft position, summed over engines; positions may come in any order."""
+    sums: Dict[int, float] = {}
+    for labels, rise in delta.by_labels.items():
+        position = _finite(dict(labels).get("position"))
+        if position is not None and 0 <= position < 4096:
+            sums[int(position)] = sums.get(int(position), 0.0) + rise
+    return tuple(int(sums.get(place, 0)) for place in range(max(sums) + 1)) if sums else None
+
+
+def _count(value: Any) -> Optional[int]:
+    """A count from a page or a reply: a whole number from 0 on, else None. Nothing a server says is taken on trust."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2 ** 53:
+        return None
+    return int(round(value))
+
+
+def _first_count(source: Mapping[str, Any], *keys: str) -> Optional[int]:
+    return next((count for count in (_count(source.get(key)) for key in keys) if count is not None), None)
+
+
+def acceptance_from_response(extras: Mapping[str, Any], completion_tokens: Optional[int]) -> Optional[Acceptance]:
+    """Acceptance of one request from the fields that its engine added to the response; None where it added none."""
+    for key, read in (("timings", _from_timings), ("metrics", _from_vllm), ("sglext", _from_sglext), ("meta_info", _from_meta_info)):
+        source = extras.get(key)
+        found = read(source) if isinstance(source, dict) else None
+        if found is not None:
+            return replace(found, completion_tokens=completion_tokens, requests=1)
+    return None
+
+
+def _from_timings(timings: Mapping[str, Any]) -> Optional[Acceptance]:
+    """llama.cpp: drafted and accepted, no number of steps; the fields are left out where nothing was drafted."""
+    drafted, accepted = _count(timings.get("draft_n")), _count(timings.get("draft_n_accepted"))
+    if drafted is None or accepted is None or accepted > drafted:
+        return None
+    return Acceptance(None, drafted, accepted, None, source="response timings")
+
+
+def _from_vllm(metrics: Mapping[str, Any]) -> Optional[Acceptance]:
+    """vLLM: steps, drafted and accepted; histogram index j counts the steps that accepted exactly j."""
+    told = metrics.get("speculative_decoding")
+    if not isinstance(told, dict):
+        return None
+    drafts, drafted = _first_count(told, "num_spec_steps"), _first_count(told, "num_draft_tokens")
+    accepted = _first_count(told, "num_accepted_draft_tokens")
+    if accepted is None:
+        return None
+    return Acceptance(drafts, drafted, accepted, _positions_of_histogram(told.get("acceptance_histogram")), source="response metrics")
+
+
+def _from_sglext(sglext: Mapping[str, Any]) -> Optional[Acceptance]:
+    told = sglext.get("spec_tokens_details")
+    told = told[0] if isinstance(told, list) and told else told
+    return _from_meta_info(told, "response sglext") if isinstance(told, dict) else None
+
+
+def _from_meta_info(told: Mapping[str, Any], source: str = "response meta_info") -> Optional[Acceptance]:
+    """SGLang: verify steps and accepted drafts are exact; proposed tokens are nominal (steps x chain length). Its keys were
+    renamed twice (0.5.11, 0.5.12)."""
+    accepted = _first_count(told, "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+    steps = _first_count(told, "spec_verify_ct")
+    if accepted is None or steps is None:
+        return None
+    drafted = _first_count(told, "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+    histogram = told.get("spec_correct_drafts_histogram", told.get("spec_accept_histogram"))
+    return Acceptance(steps, drafted, accepted, _positions_of_histogram(histogram), source=source)
+
+
+def _positions_of_histogram(histogram: Any) -> Optional[Tuple[int, ...]]:
+    """Accepted at each draft position, from how many steps accepted exactly 0, 1, 2, ...: position i counts all above i."""
+    if not isinstance(histogram, list) or len(histogram) < 2:
+        return None
+    counts = [_count(entry) for entry in histogram]
+    if None in counts:
+        return None
+    return tuple(sum(count or 0 for count in counts[place:]) for place in range(1, len(counts)))
+
+
+def pooled_acceptance(parts: Sequence[Acceptance]) -> Acceptance:
+    """One record for several requests: counts are added, a count that one of them lacks is None."""
+    def added(values: Sequence[Optional[int]]) -> Optional[int]:
+        return None if None in values else sum(value or 0 for value in values)
+
+    positions = [part.accepted_by_position for part in parts]
+    longest = max((len(each) for each in positions if each), default=0)
+    by_position = None if None in positions or not longest else tuple(
+        sum(each[place] for each in positions if each is not None and place < len(each)) for place in range(longest))
+    return Acceptance(added([part.drafts for part in parts]), added([part.draft_tokens for part in parts]),
+                      added([part.accepted_tokens for part in parts]), by_position, added([part.completion_tokens for part in parts]),
+                      len(parts), parts[0].source if parts else None)
+
+
+def acceptance_of_pass(replies: Sequence[Reply], counters: Acceptance, speculating: Optional[bool]) -> Acceptance:
+    """Acceptance of a whole pass: from the responses where they tell, completed by the counters where both agree, else
+    from the counters; with the reason where neither tells."""
+    done = [reply for reply in replies if reply.ok]
+    told = [reply.acceptance for reply in done if reply.acceptance is not None]
+    if told and told[0].source == "response timings":
+        # llama.cpp leaves the fields out of replies that drafted nothing: those count as zero drafted, not as unknown.
+        told = [reply.acceptance or Acceptance(None, 0, 0, None, reply.completion_tokens, 1, "response timings") for reply in done]
+    if speculating is False and not counters.drafts and not any(part.draft_tokens for part in told):
+        return replace(counters, missing="speculation is off")
+    if not told or len(told) < len(done):
+        return counters
+    pooled = pooled_acceptance(told)
+    if pooled.draft_tokens == 0 or pooled.drafts == 0:
+        pooled = replace(pooled, missing="no drafts in this run")
+    same = counters.missing is None and counters.accepted_tokens == pooled.accepted_tokens and (
+        counters.draft_tokens in (None, pooled.draft_tokens))
+    if not same:
+        return replace(pooled, gauges=counters.gauges)
+    source = pooled.source if pooled.drafts is not None else f"{pooled.source}; drafts and positions from metrics counters"
+    return replace(pooled, drafts=counters.drafts if pooled.drafts is None else pooled.drafts,
+                   accepted_by_position=pooled.accepted_by_position or counters.accepted_by_position, source=source, gauges=counters.gauges)
+
+
+def cached_share(replies: Sequence[Reply]) -> Optional[float]:
+    """Share of the prompt tokens that came from a cache, 0..1; None where the server does not tell."""
+    told = [(reply.cached_tokens, reply.prompt_tokens) for reply in replies if reply.ok and reply.cached_tokens is not None and reply.prompt_tokens]
+    total = sum(prompt or 0 for _, prompt in told)
+    return sum(cached or 0 for cached, _ in told) / total if total else None
+
+
+def prefix_hit_rate(before: MetricsPage, after: MetricsPage, model: str) -> Optional[float]:
+    """Share of the queried prompt tokens that the prefix cache held during a pass, 0..1; None where the page does not tell."""
+    queries, hits = _delta(before, after, _PREFIX_QUERIES, model), _delta(before, after, _PREFIX_HITS, model)
+    return hits.total / queries.total if queries.total and hits.total is not None else None
 
 
 # ======================================================================================================================
-# 5. The client (I/O)
+# 5. One request on the wire (pure)
 # ======================================================================================================================
 #
-# How bytes are sent, stamped as they arrive, and kept; it understands nothing.
+# Everything here is a function of bytes and stamps: it can be run years later, cut at every byte, with the same result.
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_REPLY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a server listens, and what opens its door. The authorization is never shown."""
+
+    scheme: str
+    host: str           # without brackets
+    port: int
+    authorization: Optional[str] = field(default=None, repr=False)
+
+    @property
+    def netloc(self) -> str:
+        """host:port as the Host header says it, with brackets around IPv6."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
+
+    def url(self, path: str) -> str:
+        """The full address of a path here, without credentials."""
+        return f"{self.scheme}://{self.netloc}{path}"
+
+
+class BaseUrl(NamedTuple):
+    """A base address in any form that people paste, understood."""
+
+    origin: Origin
+    base_path: str                  # ends in /v1 or another /vN
+    metrics_path: Optional[str]     # None: the server's root is not known
+
+
+_URL_FORMS = "give it like http://127.0.0.1:8080/v1, http://[::1]:8080/v1 or https://host/path/v1"
+
+
+def parse_base_url(text: str, key: Optional[str] = None) -> BaseUrl:
+    """Where requests and metrics go for a pasted address; MeasureError (without the text's credentials) for what is none."""
+    given = text.strip()
+    if "://" not in given:
+        given = "http://" + given
+    shown = re.sub(r"//[^/@]*@", "//", given)
+    try:
+        parts = urllib.parse.urlsplit(given)
+        netloc = parts.netloc.rpartition("@")[2]
+        if netloc.count(":") > 1 and not netloc.startswith("["):
+            address, _, last = netloc.rpartition(":")
+            raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{address}]:{last}")
+        port = parts.port
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise MeasureError(f"{shown!r} is no server address: {error}.", _URL_FORMS) from None
+    if parts.scheme not in ("http", "https"):
+        raise MeasureError(f"{shown!r} does not begin with http:// or https://.", _URL_FORMS)
+    if not host or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
+        raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS)
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    origin = Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key))
+    path = re.sub(r"/(chat/completions|completions|models)$", "", urllib.parse.quote(parts.path.rstrip("/"), safe="/%~:@!$&'()*+,;="))
+    if not re.search(r"/v\d+$", path):
+        path += "/v1"
+    return BaseUrl(origin, path, path[:-3] + "/metrics" if path.endswith("/v1") else None)
+
+
+def _authorization(parts: Any, key: Optional[str]) -> Optional[str]:
+    if key:
+        return f"Bearer {key}"
+    if parts.username is None and parts.password is None:
+        return None
+    pair = f"{urllib.parse.unquote(parts.username or '')}:{urllib.parse.unquote(parts.password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode("ascii")
+
+
+def request_bytes(origin: Origin, path: str, body: Optional[Mapping[str, Any]] = None, accept: str = "*/*") -> bytes:
+    """The whole request as it goes over the wire: a GET, or a POST where there is a body."""
+    content = b"" if body is None else json.dumps(body, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    head = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {origin.netloc}", f"User-Agent: measure_speculative/{__version__}",
+            f"Accept: {accept}", "Accept-Encoding: identity", "Connection: keep-alive"]
+    if origin.authorization:
+        head.append(f"Authorization: {origin.authorization}")
+    if body is not None:
+        head += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+    return "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + content
+
+
+class Framing:
+    """Where one response ends, followed as its bytes arrive (RFC 9112, section 6.3). It looks at frames, never at content.
+
+    `broken` is the reason why no end will come; `closes` says that the connection is of no use afterwards.
+    """
+
+    __slots__ = ("head_end", "status", "headers", "length", "chunked", "closes", "broken", "_frame", "_frame_end")
+
+    def __init__(self) -> None:
+        self.head_end = 0           # where the body begins; 0: the head is not complete
+        self.status = 0
+        self.headers: Dict[str, str] = {}
+        self.length: Optional[int] = None
+        self.chunked = False
+        self.closes = False
+        self.broken: Optional[str] = None
+        self._frame = 0             # where the chunk that is not whole yet begins, and where it will end
+        self._frame_end = 0
+
+    def complete(self, data: bytearray) -> bool:
+        """Whether `data`, all that has arrived so far, holds the whole response."""
+        if not self.head_end and not self.read_head(data):
+            return False
+        if self.chunked:
+            return len(data) >= self._frame_end and self._walk(data)
+        return self.length is not None and len(data) >= self.head_end + self.length
+
+    def read_head(self, data: bytearray) -> bool:
+        """Whether the response's head is whole; if so, it is read."""
+        start = 0
+        while True:
+            end = data.find(b"\r\n\r\n", start, start + MAX_HEAD_BYTES)
+            if end < 0:
+                if len(data) - start >= MAX_HEAD_BYTES:
+                    self.broken = f"the response's head is larger than {MAX_HEAD_BYTES >> 10} KiB"
+                elif data[:1] and not b"HTTP/1.".startswith(bytes(data[:7])):
+                    self.broken = ("the server speaks TLS, not plain HTTP: use https://" if data[:2] in (b"\x15\x03", b"\x16\x03")
+                                   else "the answer is not HTTP")
+                return False
+            lines = bytes(data[start:end]).decode("latin-1").split("\r\n")
+            status = re.match(r"HTTP/1\.([01]) ([1-5]\d\d)( |$)", lines[0])
+            if not status:
+                self.broken = "the answer is not HTTP"
+                return False
+            start = end + 4
+            if status.group(2) >= "200":
+                break               # 1xx: an interim answer; the real one follows
+        self.head_end, self.status = start, int(status.group(2))
+        self._read_headers(lines[1:], old=status.group(1) == "0")
+        self._frame = self._frame_end = start
+        return True
+
+    def _read_headers(self, lines: Sequence[str], old: bool) -> None:
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if colon:
+                self.headers[name.strip().lower()] = value.strip()
+        connection = self.headers.get("connection", "").lower()
+        self.closes = "close" in connection or (old and "keep-alive" not in connection)
+        self.chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        if self.status in (204, 304):
+            self.length = 0
+        elif not self.chunked:
+            told = self.headers.get("content-length", "")
+            self.length = int(told) if re.fullmatch(r"\d{1,15}", told) else None
+            self.closes = self.closes or self.length is None
+
+    def _walk(self, data: bytearray) -> bool:
+        """Step over the chunks that are whole; whether the last one is among them."""
+        available, position = len(data), self._frame
+        while position < available:
+            line_end = data.find(b"\r\n", position, position + MAX_CHUNK_LINE_BYTES)
+            if line_end < 0:
+                if available > position + MAX_CHUNK_LINE_BYTES:
+                    self.broken = "a chunk's size line does not end"
+                self._frame = position
+                return False
+            size = chunk_size(data[position:line_end])
+            if size is None:
+                self.broken = "a chunk's size is no number"
+                return False
+            if size == 0:           # trailers, if any, end with an empty line
+                self._frame = position
+                return data.find(b"\r\n\r\n", line_end) >= 0
+            frame_end = line_end + size + 4
+            if frame_end > available:
+                self._frame_end = frame_end
+                break
+            position = frame_end
+        self._frame = position
+        return False
+
+
+MAX_CHUNK_LINE_BYTES = 4096
+
+
+def chunk_size(line: bytearray) -> Optional[int]:
+    """The size that a chunk begins with (RFC 9112, section 7.1), extensions left aside; None for what is no size."""
+    try:
+        size = int(line, 16)
+    except ValueError:
+        try:
+            size = int(line.partition(b";")[0], 16)
+        except ValueError:
+            return None
+    return size if 0 <= size < 1 << 48 else None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request's raw evidence: all bytes that came, and when each piece of them did. Seconds since the run began."""
+
+    due_s: float
+    connected_s: Optional[float]    # how long connecting took; None: the connection was open already
+    sent_s: Optional[float]
+    ended_s: float
+    data: bytearray
+    ends: Sequence[int]             # where in `data` each piece ends
+    at_s: Sequence[float]           # when it arrived
+    error: Optional[str] = None     # why the connection gave no whole response
+
+
+class Response(NamedTuple):
+    """A response taken out of its frames; `marks` are the places in the body up to which had arrived at `at_s`."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    marks: Sequence[int]
+    at_s: Sequence[float]
+    error: Optional[str]
+
+
+def read_response(exchange: Exchange) -> Response:
+    """The response in an exchange's bytes, whole or as far as it came, with the reason where it is not whole."""
+    framing, data = Framing(), exchange.data
+    framing.read_head(data)
+    error = exchange.error or framing.broken
+    if not framing.head_end:
+        return Response(0, {}, b"", (), (), error or "the server closed the connection without an answer")
+    if framing.chunked:
+        body, raw_ends, marks, problem = _unchunked(data, framing.head_end)
+        at_s: Sequence[float] = _arrivals(exchange, raw_ends)
+    else:
+        end = len(data) if framing.length is None else min(len(data), framing.head_end + framing.length)
+        body, problem = bytes(data[framing.head_end:end]), None
+        if framing.length is not None and end < framing.head_end + framing.length:
+            problem = f"the body was cut short: {len(body)} of {framing.length} bytes came"
+        first = bisect.bisect_right(exchange.ends, framing.head_end)
+        marks, at_s = [piece - framing.head_end for piece in exchange.ends[first:]], exchange.at_s[first:]
+    if "gzip" in framing.headers.get("content-encoding", ""):
+        body, marks, at_s, problem = _ungzipped(body, marks, at_s, problem)
+    return Response(framing.status, framing.headers, body, marks, at_s, error or problem)
+
+
+def _unchunked(data: bytearray, start: int) -> Tuple[bytes, List[int], List[int], Optional[str]]:
+    """The body without its frames, where each chunk ends in the data and in the body, and what is wrong with it."""
+    parts: List[bytearray] = []
+    raw_ends: List[int] = []
+    position, available = start, len(data)
+    problem: Optional[str] = "the body was cut short: its last chunk is missing"
+    while position < available:
+        line_end = data.find(b"\r\n", position, position + MAX_CHUNK_LINE_BYTES)
+        size = chunk_size(data[position:line_end]) if line_end >= 0 else None
+        if not size:
+            problem = problem if line_end < 0 else None if size == 0 else "a chunk's size is no number"
+            break
+        begin = line_end + 2
+        part = data[begin:begin + size]
+        parts.append(part)
+        position = begin + size
+        raw_ends.append(position if position < available else available)
+        position += 2
+    return b"".join(parts), raw_ends, list(itertools.accumulate(map(len, parts))), problem
+
+
+def _arrivals(exchange: Exchange, raw_ends: Sequence[int]) -> List[float]:
+    """When the bytes up to each of these places had arrived."""
+    ends, at_s, find = list(exchange.ends), exchange.at_s, bisect.bisect_left
+    return [at_s[find(ends, raw_end)] for raw_end in raw_ends]
+
+
+def _ungzipped(body: bytes, marks: Sequence[int], at_s: Sequence[float], problem: Optional[str],
+               ) -> Tuple[bytes, Sequence[int], Sequence[float], Optional[str]]:
+    """A gzip body that came although identity was asked for, unpacked chunk by chunk, so that stamps stay right."""
+    reader = zlib.decompressobj(wbits=31)
+    parts, new_marks, begin, length = [], [], 0, 0
+    try:
+        for mark in marks:
+            part = reader.decompress(body[begin:mark], MAX_REPLY_BYTES - length + 1)
+            begin, length = mark, length + len(part)
+            if length > MAX_REPLY_BYTES:
+                return b"", (), (), f"the body is larger than {MAX_REPLY_BYTES >> 20} MiB"
+            parts.append(part)
+            new_marks.append(length)
+    except zlib.error as error:
+        return b"", (), (), f"the gzip body is damaged: {error}"
+    return b"".join(parts), new_marks, at_s, problem
+
+
+class Event(NamedTuple):
+    """One server-sent event: its data, the place in the body where its data ended, and its name ("" is the usual)."""
+
+    data: bytes
+    end: int
+    name: str
+
+
+def split_events(body: bytes) -> List[Event]:
+    """The events of a stream (WHATWG HTML, section 9.2), also a last one without its empty line."""
+    events: List[Event] = []
+    data: List[bytes] = []
+    name, end = "", 0
+    position = 3 if body[:3] == codecs.BOM_UTF8 else 0
+    while position < len(body):
+        match = _LINE.match(body, position)
+        assert match is not None            # the pattern matches the empty string
+        line, position = match.group(1), match.end()
+        if not line:
+            if data:
+                events.append(Event(b"\n".join(data), end, name))
+            data, name = [], ""
+            continue
+        field_name, _, value = line.partition(b":")
+        value = value[1:] if value[:1] == b" " else value
+        if field_name == b"data":
+            data.append(value)
+            end = match.end(1)
+        elif field_name == b"event":
+            name = value.decode("utf-8", "replace")
+    if data:
+        events.append(Event(b"\n".join(data), end, name))
+    return events
+
+
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|$)")
+
+
+def plain_events(body: bytes) -> Optional[Tuple[List[bytes], List[int]]]:
+    """The data of every event and where it ends, for a stream of the usual form: LF, one data line an event, no names.
+
+    It is what nearly every stream is, and split_events would say the same of it, ten times slower. None: another form.
+    """
+    if body[:6] != b"data: " or body[-2:] != b"\n\n" or b"\r" in body:
+        return None
+    data = body[6:-2].split(b"\n\ndata: ")
+    if body.count(b"\n") != 2 * len(data):
+        return None
+    return data, [end - 2 for end in itertools.accumulate(len(one) + 8 for one in data)]
+
+
+DONE = b"[DONE]"
+
+
+class Message(NamedTuple):
+    """One event's JSON object and when it had arrived; `problem` where it was none."""
+
+    value: Any
+    at_s: Optional[float]
+    name: str
+    problem: Optional[str]
+
+
+def read_messages(response: Response) -> Tuple[Iterable[Tuple[Any, Optional[float], str, Optional[str]]], bool]:
+    """The stream's messages in order (as Message or a tuple like it), and whether its bytes were damaged (no UTF-8: kept
+    as surrogate escapes)."""
+    plain = plain_events(response.body)
+    if plain is not None:
+        data, ends = plain
+        if data[-1] == DONE:
+            del data[-1], ends[-1]
+        text, damaged = _text_or_escaped(b",".join(data))
+        try:
+            values = _JSON.decode(f"[{text}]")      # one call for the whole stream costs a third of a call an event
+        except (ValueError, RecursionError):
+            values = []
+        if len(values) == len(data):
+            return zip(values, _stamps(ends, response), itertools.repeat(""), itertools.repeat(None)), damaged
+    events = [event for event in split_events(response.body) if event.data.strip() != DONE]
+    stamps = _stamps([event.end for event in events], response)
+    damaged = _text_or_escaped(response.body)[1]
+    return [message for event, at_s in zip(events, stamps) for message in _one_by_one(event, at_s)], damaged
+
+
+def _text_or_escaped(data: bytes) -> Tuple[str, bool]:
+    try:
+        return data.decode("utf-8"), False
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "surrogateescape"), True
+
+
+_JSON = json.JSONDecoder(parse_constant=lambda name: None)      # NaN and Infinity are no numbers here
+
+
+def _stamps(ends: Sequence[int], response: Response) -> List[Optional[float]]:
+    """When the bytes up to each place in the body had arrived; None for places behind the last that did."""
+    marks, at_s, find = response.marks, [*response.at_s, None], bisect.bisect_left
+    return [at_s[find(marks, end)] for end in ends]
+
+
+def _one_by_one(event: Event, at_s: Optional[float]) -> List[Message]:
+    """An event's messages where the stream as a whole is no JSON: usually one; several data lines may be several."""
+    try:
+        return [Message(_JSON.decode(event.data.decode("utf-8", "surrogateescape")), at_s, event.name, None)]
+    except (ValueError, RecursionError) as error:
+        lines = [line for line in event.data.split(b"\n") if line.strip() and line.strip() != DONE]
+        if len(lines) > 1 or (lines and lines[0] != event.data):
+            return [message for line in lines for message in _one_by_one(event._replace(data=line), at_s)]
+        return [Message(None, at_s, event.name, f"an event is no JSON ({error.__class__.__name__})")]
+
+
+_BESIDE_CHOICES = frozenset(("usage", "timings", "metrics", "sglext"))
+
+
+class _Draft:
+    """A reply while its messages are read, in order."""
+
+    def __init__(self) -> None:
+        self.chunk_at_s: List[float] = []
+        self.content: List[str] = []
+        self.reasoning: List[str] = []
+        self.calls: Dict[int, List[str]] = {}       # tool calls by index: [name, arguments]
+        self.token_ids: Optional[List[int]] = None
+        self.first_chunk_tokens: Optional[int] = None
+        self.first_answer_s: Optional[float] = None
+        self.finish_reason: Optional[str] = None
+        self.usage: Mapping[str, Any] = {}
+        self.extras: Dict[str, Any] = {}
+        self.error: Optional[str] = None
+
+    def take(self, value: Any, at_s: Optional[float], name: str, problem: Optional[str]) -> None:
+        """Read one message. Runs once a chunk, so the usual chunk's way through it is short."""
+        if not isinstance(value, dict):
+            self.error = self.error or problem or "an event is no JSON object"
+            return
+        if name == "error" or value.get("error"):
+            self.error = self.error or f"the server reported: {error_text(value)}"
+            return
+        if not _BESIDE_CHOICES.isdisjoint(value):
+            self.take_extras(value)
+        choices = value.get("choices")
+        if choices and isinstance(choices, list) and isinstance(choices[0], dict):
+            self.take_choice(choices[0], at_s)
+
+    def take_extras(self, value: Mapping[str, Any]) -> None:
+        """Keep what stands beside the choices: the usage and what the engine adds."""
+        if isinstance(value.get("usage"), dict):
+            self.usage = value["usage"]
+        for key in ("timings", "metrics", "sglext"):
+            if isinstance(value.get(key), dict):
+                self.extras[key] = {**self.extras.get(key, {}), **value[key]}
+
+    def take_choice(self, choice: Mapping[str, Any], at_s: Optional[float]) -> None:
+        """Read one chunk's choice: its text on any channel, its token ids, its finish reason."""
+        delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        ids = choice.get("token_ids")
+        answered = self.take_text(delta) if isinstance(delta, dict) else None
+        if answered is not None and at_s is not None:
+            if not self.chunk_at_s:
+                self.first_chunk_tokens = len(ids) if isinstance(ids, list) and ids else None
+            self.chunk_at_s.append(at_s)
+            if answered and self.first_answer_s is None:
+                self.first_answer_s = at_s
+        if ids and isinstance(ids, list):
+            self.token_ids = (self.token_ids or []) + [token for token in ids if isinstance(token, int)]
+        if choice.get("finish_reason") is not None:
+            self.finish_reason = str(choice["finish_reason"])
+
+    def take_text(self, delta: Mapping[str, Any]) -> Optional[bool]:
+        """Keep a delta's text. True: it holds a piece of the answer; False: only of the reasoning; None: nothing."""
+        answered = None
+        content = delta.get("content")
+        if content and isinstance(content, str):
+            self.content.append(content)
+            answered = True
+            if len(delta) == 1:
+                return True
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        if thought and isinstance(thought, str):
+            self.reasoning.append(thought)
+            answered = answered or False
+        if delta.get("tool_calls"):
+            answered = self.take_calls(delta["tool_calls"]) or answered
+        return answered
+
+    def take_calls(self, calls: Any) -> Optional[bool]:
+        """Keep pieces of tool calls, joined by their index."""
+        found = None
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                continue
+            index = call.get("index")
+            parts = self.calls.setdefault(index if isinstance(index, int) else place, ["", ""])
+            for slot, key in enumerate(("name", "arguments")):
+                piece = function.get(key)
+                piece = json.dumps(piece) if isinstance(piece, dict) else piece
+                if isinstance(piece, str) and piece:
+                    parts[slot] += piece
+                    found = True
+        return found
+
+
+def error_text(value: Any) -> str:
+    """What an error body says, whatever its shape: nested, flat or a bare text; at most 300 characters."""
+    told = value
+    if isinstance(told, dict):
+        told = told.get("error") or told.get("message") or told.get("detail") or told
+    if isinstance(told, dict):
+        told = told.get("message") or told.get("error") or told.get("type") or told
+    return shorten(told if isinstance(told, str) else json.dumps(told), 300)
+
+
+def read_reply(exchange: Exchange, prompt_id: str, repeat: int = 0) -> Reply:
+    """What an exchange's bytes say, understood; a failure of any kind is in its `error`."""
+    response = read_response(exchange)
+    draft = _Draft()
+    damaged = False
+    error = response.error
+    streamed = _is_stream(response)
+    if response.status and response.status != 200:
+        error = status_error(response)
+    elif streamed:
+        messages, damaged = read_messages(response)
+        for message in messages:
+            draft.take(*message)
+        error = _stream_error(draft, error)
+    elif response.status:
+        damaged, error = _take_whole(draft, response, error)
+    return _finished(draft, exchange, prompt_id, repeat, damaged, error)
+
+
+def _is_stream(response: Response) -> bool:
+    """Whether the body is an event stream: by its content type, or by its look where the type says nothing."""
+    start = response.body[:64].lstrip(b"\xef\xbb\xbf\r\n")
+    if start[:1] in (b"{", b"[", b"<", b'"'):
+        return False
+    return "event-stream" in response.headers.get("content-type", "") or start.startswith((b"data:", b":", b"event:", b"id:", b"retry:"))
+
+
+def _stream_error(draft: _Draft, error: Optional[str]) -> Optional[str]:
+    if draft.error and draft.finish_reason is None and draft.error.startswith("an event is no JSON"):
+        return error or "the stream ended without finish_reason (its last event is cut off)"
+    if draft.error or error:
+        return draft.error or error
+    if draft.finish_reason is None:
+        return "the stream ended without finish_reason" if draft.chunk_at_s or draft.usage else "the stream was empty"
+    if draft.finish_reason in ("error", "abort"):
+        return f"the server ended the answer with finish_reason {draft.finish_reason!r}"
+    return None
+
+
+def _take_whole(draft: _Draft, response: Response, error: Optional[str]) -> Tuple[bool, Optional[str]]:
+    """Read an answer that came in one JSON body; whether its bytes were damaged, and what is wrong with it."""
+    try:
+        text, damaged = response.body.decode("utf-8"), False
+    except UnicodeDecodeError:
+        text, damaged = response.body.decode("utf-8", "surrogateescape"), True
+    try:
+        value = _JSON.decode(text)
+    except (ValueError, RecursionError):
+        return damaged, error or body_error(response)
+    draft.take(value, None, "", None)
+    choice = _first_choice(value)
+    if isinstance(choice.get("meta_info"), dict):
+        draft.extras["meta_info"] = choice["meta_info"]
+    verbose = value.get("__verbose") if isinstance(value, dict) else None
+    ids = choice.get("response_token_ids") or (verbose.get("tokens") if isinstance(verbose, dict) else None)
+    if isinstance(ids, list) and draft.token_ids is None:
+        draft.token_ids = [token for token in ids if isinstance(token, int)]
+    if not choice and not draft.error:
+        return damaged, error or "the answer has no choices"
+    return damaged, draft.error or error
+
+
+def _first_choice(value: Any) -> Mapping[str, Any]:
+    choices = value.get("choices") if isinstance(value, dict) else None
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def status_error(response: Response) -> str:
+    """One line on a response that is no success: its status and what the server says, never a dump of HTML."""
+    try:
+        told = error_text(_JSON.decode(response.body.decode("utf-8", "replace")))
+    except (ValueError, RecursionError):
+        told = body_error(response) if response.body else ""
+    after = response.headers.get("retry-after")
+    return f"HTTP {response.status}" + (f": {told}" if told else "") + (f" (Retry-After: {shorten(after, 40)})" if after else "")
+
+
+def body_error(response: Response) -> str:
+    """What a body is that is no JSON, in a few words."""
+    start = response.body[:512].lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<body")):
+        return "an HTML page instead of JSON"
+    if not start:
+        return "an empty body"
+    return f"{shorten(response.headers.get('content-type', 'a body of no type'), 60)} instead of JSON"
+
+
+def _finished(draft: _Draft, exchange: Exchange, prompt_id: str, repeat: int, damaged: bool, error: Optional[str]) -> Reply:
+    timings = draft.extras.get("timings") or {}
+    tokens, source = _count(draft.usage.get("completion_tokens")), "usage"
+    if tokens is None:
+        tokens, source = _count(timings.get("predicted_n")), "timings"
+    details = draft.usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    meta = {key: value for key, value in draft.extras.items() if key != "sglext"}
+    return Reply(
+        prompt_id, repeat, exchange.due_s, exchange.connected_s, exchange.sent_s,
+        draft.chunk_at_s[0] if draft.chunk_at_s else None, draft.first_answer_s, draft.chunk_at_s[-1] if draft.chunk_at_s else None,
+        exchange.ended_s, tuple(draft.chunk_at_s), draft.first_chunk_tokens, _count(draft.usage.get("prompt_tokens")),
+        _count(timings.get("cache_n")) if cached is None else cached, tokens, None if tokens is None else source,
+        "".join(draft.content), "".join(draft.reasoning), tuple(ToolCall(*draft.calls[index]) for index in sorted(draft.calls)),
+        tuple(draft.token_ids) if draft.token_ids else None, draft.finish_reason, acceptance_from_response(draft.extras, tokens),
+        (meta.get("timings") or meta.get("metrics") or meta.get("meta_info")) or None, None, damaged, error)
 
 
 # ======================================================================================================================
-# 6. Acceptance (pure)
+# 6. The client (I/O)
 # ======================================================================================================================
 #
-# Counters and response fields -> one engine-neutral record.
+# One event loop for everything that is asked. A `Tap` is one connection's ear: it hands out its own buffer, stamps what
+# arrives, and follows the frames just far enough to know the end, so that the connection can be used again. The loop runs
+# all ready reads before it wakes any coroutine: everything is stamped first, and thought about later.
+
+CONNECT_TIMEOUT_S = 20.0
+IDLE_LIMIT_S = 1.0          # engines close idle connections after 5 s; one idle for longer than this is replaced before use
+_BUFFER_BYTES = 16 << 10
+
+
+class Tap(asyncio.BufferedProtocol):
+    """One connection. It stamps and understands nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._view = memoryview(bytearray(_BUFFER_BYTES))   # a memoryview: a bytearray over TLS yields NULs on Python >= 3.11
+        self.transport: Any = None
+        self.open = False
+        self.idle_since_s = 0.0
+        self.error: Optional[str] = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.data = bytearray()
+        self.ends = array("Q")
+        self.at_s = array("d")
+        self.framing = Framing()
+        self.whole = False
+        self.finished: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """The connection stands."""
+        self.transport, self.open = transport, True
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go: always the same place."""
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Stamp what came, keep it, and see whether that was the end."""
+        now_s = self._clock()
+        data = self.data
+        data += self._view[:nbytes]
+        self.ends.append(len(data))
+        self.at_s.append(now_s)
+        if self.framing.complete(data):
+            self.whole = True
+            self._finish(None)
+        elif self.framing.broken:
+            self._finish(self.framing.broken)
+        elif len(data) > MAX_REPLY_BYTES:
+            self._finish(f"the reply is larger than {MAX_REPLY_BYTES >> 20} MiB")
+
+    def eof_received(self) -> bool:
+        """The server sends no more; for a body without a length that is its end."""
+        return False
+
+    def connection_lost(self, error: Optional[BaseException]) -> None:
+        """The connection is gone: an end, or a failure in the middle."""
+        self.open = False
+        framing = self.framing
+        if framing.head_end and framing.length is None and not framing.chunked and error is None:
+            self.whole = True
+            self._finish(None)
+        elif error is not None:
+            self._finish(f"the connection broke: {reason_of(error)}")
+        else:
+            self._finish("the server closed the connection in the middle of the answer" if self.data
+                         else "the server closed the connection without an answer")
+
+    def _finish(self, error: Optional[str]) -> None:
+        self.idle_since_s = self._clock()
+        if error and not self.error:
+            self.error = error
+        if self.finished is not None and not self.finished.done():
+            self.finished.set_result(None)
+
+    def abort(self, error: str) -> None:
+        """Give the request up, for the reason given."""
+        if not self.whole:
+            self._finish(error)
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connection at once."""
+        self.open = False
+        if self.transport is not None:
+            self.transport.abort()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no request has been sent on it yet."""
+        return self.finished is None
+
+    def usable(self) -> bool:
+        """Whether a next request may be sent on it."""
+        return self.open and not self.framing.closes and self.error is None and not self.transport.is_closing() and (
+            self._clock() - self.idle_since_s < IDLE_LIMIT_S)
+
+    async def exchange(self, request: bytes, due_s: float, connected_s: Optional[float], timeout_s: float) -> Exchange:
+        """Send a request and listen until its end, however it ends. The stamp of sending is taken as the bytes are handed over."""
+        self._begin()
+        loop = asyncio.get_running_loop()
+        self.finished = loop.create_future()
+        timer = loop.call_later(timeout_s, self.abort, f"no whole answer within {timeout_s:g} s")
+        sent_s = self._clock()
+        self.transport.write(request)
+        try:
+            await self.finished
+        finally:
+            timer.cancel()
+        if not self.whole:
+            self.close()
+        return Exchange(due_s, connected_s, sent_s, self.idle_since_s, self.data, self.ends, self.at_s, self.error)
+
+
+def reason_of(error: BaseException) -> str:
+    """A failure of the network in a few plain words."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ConnectionResetError):
+        return "reset by the server"
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
+        return "no connection in time"
+    if isinstance(error, socket.gaierror):
+        return "no such host name"
+    if error.__class__.__name__ == "SSLCertVerificationError":
+        return f"its certificate is not trusted ({getattr(error, 'verify_message', '') or error}); --cafile FILE names one that is"
+    if error.__class__.__name__.startswith("SSL"):
+        return "TLS failed: the server speaks plain HTTP, or no TLS version of ours"
+    return getattr(error, "strerror", None) or str(error) or error.__class__.__name__
+
+
+class Clock:
+    """Seconds since the run began, on the one stopwatch (time.perf_counter)."""
+
+    def __init__(self) -> None:
+        self._zero = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._zero
+
+
+class Client:
+    """Everything that goes over the network goes through here: no proxy, no retry, no redirect followed unseen."""
+
+    def __init__(self, timeout_s: float = 300.0, cafile: Optional[str] = None) -> None:
+        self.clock = Clock()
+        self.timeout_s = timeout_s
+        self.loop = asyncio.new_event_loop()
+        self._cafile = cafile
+        self._tls: Any = None
+        self._addresses: Dict[Tuple[str, int], Any] = {}    # resolved once; the address that answered comes first
+        self._taps: Dict[Origin, List[Tap]] = {}            # open connections between two requests
+        self._keeping: Set[Origin] = set()                  # servers seen to keep a connection open after an answer
+
+    def close(self) -> None:
+        """Drop every connection, end the loop."""
+        for taps in self._taps.values():
+            for tap in taps:
+                tap.close()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+    def run(self, work: Any) -> Any:
+        """The result of a coroutine, run to its end."""
+        return self.loop.run_until_complete(work)
+
+    def ask(self, origin: Origin, request: bytes, timeout_s: Optional[float] = None) -> Exchange:
+        """One request, outside any timed pass."""
+        return self.run(self.send(origin, request, self.clock(), timeout_s or self.timeout_s))
+
+    def ask_all(self, requests: Sequence[Tuple[Origin, bytes]], timeout_s: float) -> List[Exchange]:
+        """Several requests at once, outside any timed pass; answers in the requests' order."""
+        async def together() -> List[Exchange]:
+            return list(await asyncio.gather(*(self.send(origin, request, self.clock(), timeout_s) for origin, request in requests)))
+
+        return self.run(together()) if requests else []
+
+    async def send(self, origin: Origin, request: bytes, due_s: float, timeout_s: float) -> Exchange:
+        """One request over a connection that is open already, or over a new one."""
+        tap, connected_s, error = await self.connection(origin)
+        if tap is None:
+            now_s = self.clock()
+            return Exchange(due_s, connected_s, None, now_s, bytearray(), (), (), error)
+        exchange = await tap.exchange(request, due_s, connected_s, timeout_s)
+        self.put_back(origin, tap)
+        return exchange
+
+    def learn_keeping(self, origin: Origin, request: bytes, timeout_s: float) -> Exchange:
+        """One untimed request that also shows whether the server keeps its connection open afterwards.
+
+        llama.cpp promises to (Keep-Alive: timeout=5) and closes after every stream: a request sent on such a connection
+        gets no answer. So connections are used again only where they were seen to stay open.
+        """
+        async def send_and_look() -> Exchange:
+            tap, connected_s, error = await self.connection(origin)
+            if tap is None:
+                return Exchange(self.clock(), connected_s, None, self.clock(), bytearray(), (), (), error)
+            exchange = await tap.exchange(request, self.clock(), connected_s, timeout_s)
+            await asyncio.sleep(max(0.02, 2 * (connected_s or 0.0)))
+            if tap.usable():
+                self._keeping.add(origin)
+            self.put_back(origin, tap)
+            return exchange
+
+        return self.run(send_and_look())
+
+    def put_back(self, origin: Origin, tap: Tap) -> None:
+        """Keep a connection for the next request, where it can serve one."""
+        if tap.usable() and (tap.fresh or origin in self._keeping):
+            self._taps.setdefault(origin, []).append(tap)
+        else:
+            tap.close()
+
+    async def connection(self, origin: Origin) -> Tuple[Optional[Tap], Optional[float], Optional[str]]:
+        """An open connection; how many seconds opening took (None: it was open); the reason where there is none."""
+        idle = self._taps.get(origin, [])
+        while idle:
+            tap = idle.pop()
+            if tap.usable():
+                return tap, None, None
+            tap.close()
+        began_s = self.clock()
+        try:
+            tap = await asyncio.wait_for(self._connect(origin), CONNECT_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError) as error:    # ssl.SSLError is an OSError
+            return None, self.clock() - began_s, f"cannot connect: {reason_of(error)}"
+        tap.idle_since_s = self.clock()
+        return tap, self.clock() - began_s, None
+
+    async def open_ahead(self, origin: Origin, count: int) -> None:
+        """Have `count` connections open before they are due; those that fail will fail again, and be told, when used."""
+        opened = await asyncio.gather(*(self.connection(origin) for _ in range(count)))
+        for tap, _, _ in opened:
+            if tap is not None:
+                self.put_back(origin, tap)
+
+    async def _connect(self, origin: Origin) -> Tap:
+        key = (origin.host, origin.port)
+        if key not in self._addresses:
+            self._addresses[key] = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        failure: OSError = OSError("no address")
+        for info in list(self._addresses[key]):
+            try:
+                _, tap = await self.loop.create_connection(
+                    lambda: Tap(self.clock), info[4][0], info[4][1], family=info[0], ssl=self._tls_context(origin),
+                    server_hostname=origin.host if origin.scheme == "https" else None)
+            except OSError as error:
+                failure = error
+                continue
+            self._addresses[key] = [info]       # "localhost" may mean ::1 and 127.0.0.1: stay with the one that answers
+            return tap
+        raise failure
+
+    def _tls_context(self, origin: Origin) -> Any:
+        if origin.scheme != "https":
+            return None
+        if self._tls is None:
+            import ssl  # only where it is needed: it doubles the start-up time
+            try:
+                self._tls = ssl.create_default_context(cafile=self._cafile)
+            except (OSError, ValueError) as error:
+                raise MeasureError(f"The certificate file {self._cafile} cannot be used: {error}.", "give a PEM file with --cafile") from None
+        return self._tls
 
 
 # ======================================================================================================================
 # 7. Servers (I/O at the edge)
 # ======================================================================================================================
 #
-# Whom we ask: engine, version, model, context, cache, draft settings; what would spoil the run.
+# A server is asked who it is before anything is measured. What it says is taken over by whitelist only: identity answers
+# hold paths, environment variables and keys. What it does not say stays None.
+
+READY_TIMEOUT_S = 300.0
+ASK_TIMEOUT_S = 15.0
+_OWNERS = {"llamacpp": "llama.cpp", "vllm": "vllm", "vllm-frontend-rs": "vllm", "sglang": "sglang", "tensorrt_llm": "tensorrt-llm"}
+_PREFIXES = {"llamacpp:": "llama.cpp", "vllm:": "vllm", "sglang:": "sglang", "trtllm_": "tensorrt-llm"}
+_IDENTITY_PATHS = {"llama.cpp": ("/props", "/slots"), "vllm": ("/version", "/server_info?config_format=json"),
+                   "sglang": ("/server_info", "/model_info"), "tensorrt-llm": ("/version",)}
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server as the user named it."""
+
+    label: str
+    url: str
+    metrics_url: Optional[str] = None
+    own_body: Mapping[str, Any] = field(default_factory=dict)   # request fields for this server alone
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A server that is ready to be asked: what is known of it, and the doors to its chat and its metrics."""
+
+    server: Server
+    origin: Origin
+    chat_path: str
+    metrics_doors: Tuple[Tuple[Origin, str], ...]
+    own_body: Mapping[str, Any]
+    models: Tuple[str, ...]         # the names that it serves
+    page: MetricsPage               # its metrics when it was identified
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a look at the servers brought up: one sentence, one remedy. `grave`: the run would not mean what it says."""
+
+    sentence: str
+    remedy: str = ""
+    grave: bool = False
+    about: str = ""         # the server or the workload that it is about; "": all of them
+
+    def caveat(self) -> Caveat:
+        """The remark as a caveat of the run."""
+        return Caveat(self.sentence, self.remedy)
+
+
+def get(client: Client, origin: Origin, path: str, timeout_s: float = ASK_TIMEOUT_S, accept: str = "*/*") -> Response:
+    """The answer to a GET; up to three redirects are followed on the same host, never to another."""
+    for _ in range(4):
+        response = read_response(client.ask(origin, request_bytes(origin, path, accept=accept), timeout_s))
+        moved = redirect_path(origin, response)
+        if moved is None:
+            return response
+        path = moved
+    return response._replace(status=0, error="redirected in a loop")
+
+
+def redirect_path(origin: Origin, response: Response) -> Optional[str]:
+    """Where a redirect leads on the same host; None for no redirect. MeasureError names a target elsewhere: no key goes there."""
+    location = response.headers.get("location")
+    if response.status not in (301, 302, 307, 308) or not location:
+        return None
+    target = urllib.parse.urlsplit(urllib.parse.urljoin(origin.url("/"), location))
+    same = (target.scheme, target.hostname) == (origin.scheme, origin.host) and (
+        target.port or (443 if target.scheme == "https" else 80)) == origin.port
+    if not same:
+        named = f"{target.scheme}://{(target.netloc or '').rpartition('@')[2]}{target.path}"
+        raise MeasureError(f"{origin.url('')} redirects to {shorten(named, 200)}.", "give that address yourself if you trust it")
+    return (target.path or "/") + (f"?{target.query}" if target.query else "")
+
+
+def json_of(response: Response) -> Any:
+    """The JSON of a successful answer; None for anything else."""
+    if response.status != 200 or response.error:
+        return None
+    try:
+        return _JSON.decode(response.body.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def wait_until_ready(client: Client, origin: Origin, path: str, limit_s: float, say: Any) -> Response:
+    """The first answer to GET `path` that is not 503: a server that loads its model is waited for, within the limit.
+
+    MeasureError where nobody listens, or where it is still loading after `limit_s` seconds.
+    """
+    began_s = client.clock()
+    told = False
+    while True:
+        response = get(client, origin, path)
+        if response.status != 503:
+            break
+        if client.clock() - began_s >= limit_s:
+            raise MeasureError(f"{origin.url('')} still answers 503 after {limit_s:g} s: {status_error(response)}.",
+                               "wait until it has loaded its model, or raise --ready-timeout")
+        if not told:
+            say(f"waiting for {origin.url('')}: {status_error(response)}")
+            told = True
+        client.run(asyncio.sleep(0.5))
+    if response.error and not response.status:
+        raise MeasureError(f"{origin.url(path)}: {response.error}.", unreachable_hint(origin, response.error))
+    return response
+
+
+def unreachable_hint(origin: Origin, error: str) -> str:
+    """What to try when a server could not be talked to."""
+    if "TLS" in error or "certificate" in error:
+        other = "http" if origin.scheme == "https" else "https"
+        return "give the authority's certificate with --cafile FILE" if "certificate" in error else f"try {other}://{origin.netloc}"
+    if "not HTTP" in error or "without an answer" in error or "reset" in error:
+        return f"is it an HTTP server? If it speaks TLS, use https://{origin.netloc}"
+    return "start the server, or check host and port"
+
+
+def identify(client: Client, target: Target, key: Optional[str], options: Any, say: Any) -> Tuple[Arm, List[Remark]]:
+    """Who a server is, as far as it tells, and what was found wrong on the way."""
+    base = parse_base_url(target.url, key)
+    response = wait_until_ready(client, base.origin, base.base_path + "/models", options.ready_timeout, say)
+    if response.status in (401, 403):
+        raise MeasureError(f"{base.origin.url(base.base_path)} refuses the key: {status_error(response)}.",
+                           f"put the key into the environment variable {options.api_key_env} (or name another with --api-key-env)")
+    listed = json_of(response)
+    models = _listed_models(listed)
+    if not models and not options.model:
+        raise MeasureError(f"{base.origin.url(base.base_path + '/models')} names no model: {_what_came(response)}.",
+                           "check that the address is an OpenAI-compatible one, or name the model with --model")
+    doors = _metrics_doors(base, target, key)
+    page = scrape(client, doors)
+    engine = options.engine or _engine_of(models, response, page)
+    facts = _identity_facts(client, base, engine)
+    arm = _arm(base, target, options, engine, models, facts, doors, page)
+    return arm, _identity_remarks(arm, response, facts)
+
+
+def _what_came(response: Response) -> str:
+    if response.status == 200:
+        return "no list of models" if response.body[:1] in (b"{", b"[") else body_error(response)
+    return status_error(response)
+
+
+def _listed_models(listed: Any) -> List[Mapping[str, Any]]:
+    entries = listed.get("data") if isinstance(listed, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)] if isinstance(entries, list) else []
+
+
+def _metrics_doors(base: BaseUrl, target: Target, key: Optional[str]) -> Tuple[Tuple[Origin, str], ...]:
+    """Where the metrics are: the addresses given, else /metrics at the root of an address that ends in /v1."""
+    if target.metrics_url:
+        doors = []
+        for text in target.metrics_url.split(","):
+            parts = urllib.parse.urlsplit(text.strip() if "://" in text else "http://" + text.strip())
+            origin = parse_base_url(f"{parts.scheme}://{parts.netloc}", None).origin
+            own = (origin.scheme, origin.host, origin.port) == (base.origin.scheme, base.origin.host, base.origin.port)
+            doors.append((base.origin if own else origin, parts.path or "/metrics"))
+        return tuple(doors)
+    return ((base.origin, base.metrics_path),) if base.metrics_path else ()
+
+
+def scrape(client: Client, doors: Sequence[Tuple[Origin, str]]) -> MetricsPage:
+    """The metrics behind all doors as one page; the reason where any of them gives none."""
+    if not doors:
+        return no_page("no metrics address is known for a base address that does not end in /v1 (--metrics-url gives one)")
+    exchanges = client.ask_all([(origin, request_bytes(origin, path, accept="text/plain")) for origin, path in doors], ASK_TIMEOUT_S)
+    pages = [_page_of(read_response(exchange)) for exchange in exchanges]
+    if len(pages) == 1 or any(page.problem for page in pages):
+        return next((page for page in pages if page.problem), pages[0])
+    samples = tuple(sample._replace(labels={**sample.labels, "address": str(number)})
+                    for number, page in enumerate(pages) for sample in page.samples)
+    return MetricsPage(samples, pages[0].kinds, sum(page.skipped_lines for page in pages), str([page.started for page in pages]), None)
+
+
+def _page_of(response: Response) -> MetricsPage:
+    if response.status == 0 or response.error:
+        return no_page(f"the metrics page cannot be read ({response.error})")
+    if response.status != 200:
+        return no_page(f"there is no metrics page (HTTP {response.status})")
+    return parse_metrics(response.body, response.headers.get("process-start-time-unix"))
+
+
+def _engine_of(models: Sequence[Mapping[str, Any]], response: Response, page: MetricsPage) -> str:
+    owner = str(models[0].get("owned_by", "")).lower() if models else ""
+    if owner in _OWNERS:
+        return _OWNERS[owner]
+    if "llama.cpp" in response.headers.get("server", "").lower():
+        return "llama.cpp"
+    return next((engine for prefix, engine in _PREFIXES.items() for sample in page.samples if sample.name.startswith(prefix)), "unknown")
+
+
+def _identity_facts(client: Client, base: BaseUrl, engine: str) -> Dict[str, Any]:
+    """The JSON of the engine's identity pages, by path; {} where the server's root is not known. Never kept whole."""
+    if base.metrics_path is None:
+        return {}
+    root = base.base_path[:-3]
+    paths = _IDENTITY_PATHS.get(engine, ())
+    exchanges = client.ask_all([(base.origin, request_bytes(base.origin, root + path)) for path in paths], ASK_TIMEOUT_S)
+    return {path.split("?")[0]: json_of(read_response(exchange)) for path, exchange in zip(paths, exchanges)}
+
+
+def _arm(base: BaseUrl, target: Target, options: Any, engine: str, models: Sequence[Mapping[str, Any]], facts: Mapping[str, Any],
+         doors: Tuple[Tuple[Origin, str], ...], page: MetricsPage) -> Arm:
+    model = options.model or str(models[0]["id"])
+    entry = next((entry for entry in models if entry["id"] == model), models[0] if models else {})
+    told = _TELLERS.get(engine, _told_by_others)(entry, facts, page)
+    chat_path = base.base_path + "/chat/completions"
+    server = Server(target.label, base.origin.url(base.base_path), base.origin.url(chat_path),
+                    tuple(origin.url(path) for origin, path in doors), model, engine,
+                    options.engine_version or told.pop("version", None), **{key: told.get(key) for key in _TOLD if key in told})
+    return Arm(server, base.origin, chat_path, doors, target.own_body, tuple(str(entry["id"]) for entry in models), page)
+
+
+_TOLD = ("context_tokens", "slots", "kv_cache_tokens", "speculating", "speculation", "answers")
+
+
+def _told_by_llama_cpp(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    """llama.cpp: /props for build, context of a slot and slots; /slots for speculation (/props always says "none" there)."""
+    props, slots = _dict(facts.get("/props")), facts.get("/slots")
+    meta = _dict(entry.get("meta"))
+    slot = slots[0] if isinstance(slots, list) and slots and isinstance(slots[0], dict) else {}
+    context = _first_count(_dict(props.get("default_generation_settings")), "n_ctx") or _first_count(meta, "n_ctx") or _first_count(slot, "n_ctx")
+    count = _first_count(props, "total_slots") or (len(slots) if isinstance(slots, list) and slots else None)
+    speculating = slot.get("speculative") if isinstance(slot.get("speculative"), bool) else None
+    types = [name for name in str(_dict(slot.get("params")).get("speculative.types") or "").split(",") if name not in ("", "none")]
+    answers = _kept(props, "build_info", "model_alias", "model_ftype", "total_slots")
+    answers.update(_kept(meta, "n_params", "size", "n_ctx_train", "ftype"))
+    if isinstance(props.get("model_path"), str):
+        answers["model_file"] = re.split(r"[\\/]", props["model_path"])[-1]
+    return {"version": _text(props.get("build_info")), "context_tokens": context, "slots": count,
+            "kv_cache_tokens": context * count if context and count else None, "speculating": speculating,
+            "speculation": Speculation(",".join(types)) if types else None, "answers": answers}
+
+
+def _told_by_vllm(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    """vLLM: speculation shows as counters that exist; its length as their positions; its method in development mode only."""
+    config = _dict(_dict(facts.get("/server_info")).get("vllm_config"))
+    told = _dict(config.get("speculative_config"))
+    drafting = any(sample.name.startswith("vllm:spec_decode_") for sample in page.samples)
+    positions = {sample.labels.get("position") for sample in page.samples
+                 if sample.name in (_BY_POSITION[0], _BY_POSITION[0] + "_total")}
+    cache = next((sample.labels for sample in page.samples if sample.name == "vllm:cache_config_info"), {})
+    speculation = Speculation(_text(told.get("method")), _first_count(told, "num_speculative_tokens") or len(positions) or None,
+                              _file_name(told.get("model")))
+    known = any(sample.name.startswith("vllm:") for sample in page.samples)
+    answers = _kept(cache, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
+    return {"version": _text(_dict(facts.get("/version")).get("version")), "context_tokens": _first_count(entry, "max_model_len"),
+            "slots": _first_count(_dict(config.get("scheduler_config")), "max_num_seqs"), "kv_cache_tokens": kv_cache_tokens(page),
+            "speculating": drafting if known else None, "speculation": speculation if drafting else None, "answers": answers}
+
+
+_SGLANG_FACTS = ("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend", "disable_radix_cache", "random_seed",
+                 "enable_deterministic_inference", "speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk",
+                 "speculative_num_draft_tokens", "max_running_requests", "max_total_num_tokens", "context_length", "tp_size", "dp_size")
+
+
+def _told_by_sglang(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    """SGLang: /server_info tells all, its keys and its command line included, so only these facts are ever looked at."""
+    info = _kept(_dict(facts.get("/server_info")), *_SGLANG_FACTS)
+    algorithm = _text(info.get("speculative_algorithm"))
+    drafted = _first_count(info, "speculative_num_draft_tokens")
+    drafter = _file_name(_dict(facts.get("/server_info")).get("speculative_draft_model_path"))
+    return {"version": _text(info.get("version")),
+            "context_tokens": _first_count(entry, "max_model_len") or _first_count(info, "context_length"),
+            "slots": _first_count(info, "max_running_requests"),
+            "kv_cache_tokens": kv_cache_tokens(page) or _first_count(info, "max_total_num_tokens"),
+            "speculating": algorithm is not None if info else None,
+            "speculation": Speculation(algorithm, drafted - 1 if drafted else None, drafter) if algorithm else None, "answers": info}
+
+
+def _told_by_others(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
+    return {"version": _text(_dict(facts.get("/version")).get("version")), "context_tokens": _first_count(entry, "max_model_len")}
+
+
+_TELLERS = {"llama.cpp": _told_by_llama_cpp, "vllm": _told_by_vllm, "sglang": _told_by_sglang}
+
+
+def _dict(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> Optional[str]:
+    return shorten(value, 120) if isinstance(value, str) and value else None
+
+
+def _file_name(value: Any) -> Optional[str]:
+    return _text(re.split(r"[\\/]", value.rstrip("/\\"))[-1]) if isinstance(value, str) else None
+
+
+def _kept(source: Mapping[str, Any], *keys: str) -> Dict[str, Any]:
+    """The named facts of an identity answer, where they are short texts, numbers or truth values."""
+    return {key: shorten(value, 120) if isinstance(value, str) else value for key, value in source.items()
+            if key in keys and isinstance(value, (str, int, float, bool))}
+
+
+def _identity_remarks(arm: Arm, models_response: Response, facts: Mapping[str, Any]) -> List[Remark]:
+    server, remarks = arm.server, []
+    if arm.models and server.model not in arm.models and server.engine != "sglang":
+        remarks.append(Remark(f"{server.label}: the server lists {', '.join(arm.models[:4])}, not {server.model!r}.",
+                                "llama.cpp answers all the same; vLLM refuses: check --model"))
+    if arm.page.problem:
+        remarks.append(Remark(f"{server.label}: {arm.page.problem}.", _metrics_remedy(server.engine), about=server.label))
+    elif server.engine == "vllm" and not any(sample.name.startswith("vllm:") for sample in arm.page.samples):
+        remarks.append(Remark(f"{server.label}: the metrics page has no vllm: series.", "start vLLM without --disable-log-stats", about=server.label))
+    return remarks
+
+
+def _metrics_remedy(engine: str) -> str:
+    return {"llama.cpp": "start llama-server with --metrics", "sglang": "start SGLang with --enable-metrics",
+            "vllm": "start vLLM without --disable-log-stats"}.get(engine, "acceptance is then told by response fields only, if at all")
+
+
+def examine(arms: Sequence[Arm], levels: Sequence[int], longest_prompt_chars: int, max_tokens: int,
+            environment: Mapping[str, str]) -> List[Remark]:
+    """Everything about a set of servers, the baseline first, that would spoil a comparison; pure."""
+    remarks = []
+    set_proxies = [name for name in PROXY_VARIABLES if environment.get(name)]
+    if set_proxies:
+        remarks.append(Remark(f"Proxy variables are set ({', '.join(set_proxies)}) and ignored: every request goes straight to its server."))
+    base = arms[0].server
+    if base.speculating and len(arms) > 1 and not arms[0].own_body:
+        remarks.append(Remark(f"The baseline at {base.base_url} speculates itself.", "start it without any drafting option", grave=True))
+    for arm in arms[1:]:
+        remarks += _pair_remarks(base, arm.server)
+    for arm in arms:
+        remarks += _load_remarks(arm.server, levels, longest_prompt_chars, max_tokens)
+    return remarks
+
+
+def _pair_remarks(base: Server, other: Server) -> List[Remark]:
+    remarks = []
+    if other.speculating is False:
+        remarks.append(Remark(f"{other.label} at {other.base_url} does not speculate.", _idle_remedy(other.engine), True, other.label))
+    if _same_address(base, other):
+        remarks.append(Remark(f"{other.label} is the same server as the baseline: they are measured one after the other, so that counters stay apart."))
+    for name, mine, theirs in _told_of_both(base, other):
+        if mine is not None and theirs is not None and mine != theirs:
+            remarks.append(Remark(f"{other.label} has another {name} than the baseline: {theirs} against {mine}.",
+                                    "start both servers alike but for speculation", name == "model", other.label))
+    return remarks
+
+
+def _told_of_both(base: Server, other: Server) -> List[Tuple[str, Any, Any]]:
+    facts = [("engine", base.engine, other.engine), ("engine version", base.version, other.version), ("model", base.model, other.model),
+             ("context per slot", base.context_tokens, other.context_tokens), ("number of slots", base.slots, other.slots)]
+    for key, name in (("n_params", "model"), ("model_ftype", "model"), ("dtype", "model"), ("quantization", "model"),
+                      ("kv_cache_dtype", "cache type"), ("attention_backend", "attention backend"), ("disable_radix_cache", "prefix cache setting")):
+        facts.append((name, base.answers.get(key), other.answers.get(key)))
+    return facts
+
+
+def _same_address(base: Server, other: Server) -> bool:
+    return base.chat_url == other.chat_url or bool(set(base.metrics_urls) & set(other.metrics_urls))
+
+
+def _idle_remedy(engine: str) -> str:
+    if engine == "llama.cpp":
+        return ("-md alone loads a draft model and does not use it: add --spec-type draft-simple (draft-eagle3, draft-mtp, ngram-simple ...); "
+                "if that is set, its log says why the draft was refused (another vocabulary, for example)")
+    return {"vllm": "start vLLM with --speculative-config", "sglang": "start SGLang with --speculative-algorithm"}.get(engine, "check its start command")
+
+
+def _load_remarks(server: Server, levels: Sequence[int], longest_prompt_chars: int, max_tokens: int) -> List[Remark]:
+    remarks = []
+    if server.slots and max(levels) > server.slots:
+        remarks.append(Remark(f"{server.label} answers {server.slots} request{'s' * (server.slots != 1)} at once, fewer than concurrency {max(levels)}: "
+                                "the others wait, and their waiting is in TTFT.", f"use --concurrency {server.slots} or less, or give the server more slots", about=server.label))
+    about = longest_prompt_chars // 4 + max_tokens      # English has about four characters a token
+    if server.context_tokens and about > server.context_tokens:
+        remarks.append(Remark(f"{server.label} has {server.context_tokens} tokens of context a request; the longest prompt with its answer takes about {about}.",
+                                "lower --max-tokens, shorten the prompts, or start the server with more context", True, server.label))
+    return remarks
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How prompts are asked: greedy, and the same for every server but for the engine's own words
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How every prompt of a run is asked."""
+
+    max_tokens: int = 192
+    seed: int = 0
+    stream: bool = True
+    no_think: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    dropped: FrozenSet[str] = frozenset()       # refused by one server, so sent to none
+    token_key: str = "max_tokens"
+    salt: str = ""                              # makes every request's prefix-cache key its own: all start cold
+
+
+# Whatever the server's own defaults are (the model's generation_config, GGUF keys), these make temperature 0 plain greedy.
+_NEUTRAL: Mapping[str, Mapping[str, Any]] = {
+    "llama.cpp": {"cache_prompt": False, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0.0,
+                  "xtc_probability": 0.0, "mirostat": 0, "min_p": 0.0},
+    "vllm": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "return_token_ids": True},
+    "sglang": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0,
+               "return_spec_tokens_details": True, "return_cached_tokens_details": True},
+}
+_WHOLE_ANSWERS: Mapping[str, Mapping[str, Any]] = {      # what only an answer in one piece can carry
+    "llama.cpp": {"return_tokens": True, "verbose": True}, "sglang": {"return_meta_info": True, "return_token_ids": True}}
+_SALTED = ("vllm", "sglang")
+_NEEDED = ("model", "messages", "tools", "stream", "temperature")
+
+
+def request_body(server: Server, prompt: Prompt, asking: Asking, own_body: Mapping[str, Any], salt: str) -> Dict[str, Any]:
+    """The JSON of one request: greedy, neutral, and with everything asked for that this engine can tell about acceptance."""
+    body: Dict[str, Any] = {"model": server.model, "messages": list(prompt.messages),
+                            asking.token_key: min(prompt.max_tokens or asking.max_tokens, asking.max_tokens),
+                            "temperature": 0, "top_p": 1, "seed": asking.seed, "stream": asking.stream}
+    if asking.stream:
+        body["stream_options"] = {"include_usage": True}
+    if prompt.tools:
+        body["tools"] = list(prompt.tools)
+    body.update(_NEUTRAL.get(server.engine, {}))
+    if not asking.stream:
+        body.update(_WHOLE_ANSWERS.get(server.engine, {}))
+    if server.engine in _SALTED:
+        body["cache_salt"] = f"{asking.salt}-{salt}"
+    if asking.no_think:
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+    for name in asking.dropped:
+        body.pop(name, None)
+    return overlaid(overlaid(body, asking.extra_body), own_body)
+
+
+def overlaid(body: Mapping[str, Any], extra: Mapping[str, Any]) -> Dict[str, Any]:
+    """`body` with `extra` laid over it; objects are merged, everything else replaced; a null removes."""
+    result = dict(body)
+    for key, value in extra.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = overlaid(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def refused_parameter(error: str, body: Mapping[str, Any]) -> Optional[str]:
+    """The optional parameter of `body` that a 400's text names; None where it names none."""
+    if not error.startswith(("HTTP 400", "HTTP 422")):
+        return None
+    names = sorted((name for name in body if name not in _NEEDED), key=len, reverse=True)
+    return next((name for name in names if re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", error)), None)
+
+
+def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, ready_timeout_s: float,
+             ) -> Tuple[List[Arm], Asking, List[Reply], List[Remark]]:
+    """One untimed request to every server, until all of them take it: redirects are resolved, a server that still loads is
+    waited for, a parameter that one of them refuses is dropped for all. MeasureError where a server cannot be asked at all."""
+    arms, remarks = list(arms), []
+    deadline_s = client.clock() + ready_timeout_s
+    replies: List[Reply] = []
+    place = 0
+    while place < len(arms):
+        arm = arms[place]
+        prompt = warm_up_prompt(0)
+        body = request_body(arm.server, prompt, replace(asking, max_tokens=min(asking.max_tokens, 16)), arm.own_body, "rehearsal")
+        exchange = client.learn_keeping(arm.origin, request_bytes(arm.origin, arm.chat_path, body), client.timeout_s)
+        moved = redirect_path(arm.origin, read_response(exchange))
+        reply = read_reply(exchange, prompt.id)
+        name = refused_parameter(reply.error or "", body)
+        if moved and moved != arm.chat_path:
+            arms[place] = replace(arm, chat_path=moved, server=replace(arm.server, chat_url=arm.origin.url(moved)))
+        elif name:
+            asking = _without(asking, name)
+            remarks.append(Remark(f"{arm.server.label} refused the parameter {name!r}: it is sent to no server in this run.",
+                                    "" if name not in _SPOILING else "without it the servers' own defaults apply"))
+            place, replies = 0, []
+        elif (reply.error or "").startswith("HTTP 503") and client.clock() < deadline_s:
+            say(f"waiting for {arm.server.label}: {reply.error}")
+            client.run(asyncio.sleep(0.5))
+        else:
+            _refuse(arm, reply)
+            replies.append(reply)
+            place += 1
+    return arms, asking, replies, remarks
+
+
+_SPOILING = ("seed", "top_p", "repetition_penalty", "repeat_penalty", "presence_penalty", "frequency_penalty", "min_p")
+
+
+def _without(asking: Asking, name: str) -> Asking:
+    if name == "max_tokens" and asking.token_key == "max_tokens":
+        return replace(asking, token_key="max_completion_tokens")
+    if name in asking.dropped or name in asking.extra_body:
+        raise MeasureError(f"A server refuses the parameter {name!r} that you asked for.", "leave it out of --extra-body")
+    return replace(asking, dropped=asking.dropped | {name})
+
+
+def _refuse(arm: Arm, reply: Reply) -> None:
+    """MeasureError for an answer that says that no request of ours will ever be answered here."""
+    error = reply.error or ""
+    where = arm.server.chat_url
+    if error.startswith(("HTTP 401", "HTTP 403")):
+        raise MeasureError(f"{where} refuses the key: {error}.", "put the key into the variable that --api-key-env names (default SPEC_API_KEY)")
+    if error.startswith("HTTP 404"):
+        raise MeasureError(f"{where}: {error}.", f"check the address and the model's name (--model; the server lists {', '.join(arm.models[:4]) or 'none'})")
+    if error.startswith(("HTTP 400", "HTTP 405", "HTTP 422", "HTTP 3")):
+        raise MeasureError(f"{where} does not take our request: {error}.", "check --extra-body, --max-tokens and the model")
+    if error.startswith(("an HTML page", "cannot connect")) or "instead of JSON" in error:
+        raise MeasureError(f"{where}: {error}.", "check that the address is an OpenAI-compatible one")
+
+
+def speculation_after_a_task(client: Client, arm: Arm) -> Arm:
+    """The arm with what only a server tells that has answered once: llama.cpp's drafting method (/slots)."""
+    if arm.server.engine != "llama.cpp" or not arm.metrics_doors or arm.server.speculation:
+        return arm
+    told = _told_by_llama_cpp({}, {"/slots": json_of(get(client, arm.origin, arm.chat_path.rpartition("/v1")[0] + "/slots"))}, arm.page)
+    return replace(arm, server=replace(arm.server, speculation=told["speculation"])) if told["speculation"] else arm
 
 
 # ======================================================================================================================
 # 8. A timed pass (I/O)
 # ======================================================================================================================
 #
-# How load is replayed, and what Ctrl-C does.
+# Closed loop: as many requests in flight as the level says, the next one sent when one ends. All request bytes are built
+# before a pass, all answers understood after it.
+
+PASS_MEMORY_BYTES = 512 << 20
+HICCUP_INTERVAL_S = 0.01
+SLOTS_OPENED_AHEAD = 128
+
+
+class Job(NamedTuple):
+    """One request to be sent."""
+
+    prompt: Prompt
+    repeat: int
+    request: bytes
+
+
+class Lane(NamedTuple):
+    """One server's jobs of a pass."""
+
+    arm: Arm
+    jobs: Sequence[Job]
+
+
+class Interrupt:
+    """What Ctrl-C (or SIGTERM) does: the first stops sending and gives up what is in flight, the second stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._taps: Set[Tap] = set()
+        self._previous: Dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupt":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._previous[number] = signal.signal(number, self._on_signal)
+            except ValueError:
+                pass                # not the main thread: whoever embeds us handles signals
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        for tap in list(self._taps):
+            tap.abort("interrupted")
+
+    def watch(self, tap: Tap) -> None:
+        """Have this connection's request given up when the interrupt comes."""
+        self._taps.add(tap)
+        if self.requested:
+            tap.abort("interrupted")
+
+    def leave(self, tap: Tap) -> None:
+        """Its request has ended."""
+        self._taps.discard(tap)
+
+
+class Played(NamedTuple):
+    """What replaying a lane brought: its replies in the jobs' order, and what the client saw of itself."""
+
+    replies: Tuple[Reply, ...]
+    wall_s: float
+    hiccup_p99_s: Optional[float]
+    load_kept: Optional[float]
+    decoded_early: bool
+
+
+async def _hiccups(lateness_s: array, clock: Clock) -> None:
+    """An idle task that only measures how late it wakes: how far our own stamps can be trusted."""
+    while True:
+        due_s = clock() + HICCUP_INTERVAL_S
+        await asyncio.sleep(HICCUP_INTERVAL_S)
+        lateness_s.append(max(0.0, clock() - due_s))
+
+
+def _p99(values: Sequence[float]) -> Optional[float]:
+    return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))] if values else None
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Garbage is collected before and not within: a collection in the middle of a pass would stamp late."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Evidence:
+    """The exchanges of one lane, understood after the pass, or earlier where they would fill the memory."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.replies: List[Optional[Reply]] = [None] * len(jobs)
+        self.decoded_early = False
+        self._waiting: Dict[int, Exchange] = {}
+        self._bytes = 0
+
+    def keep(self, index: int, exchange: Exchange) -> None:
+        self._waiting[index] = exchange
+        self._bytes += len(exchange.data)
+        if self._bytes > PASS_MEMORY_BYTES:
+            self.decoded_early = True
+            self.understand()
+
+    def understand(self) -> None:
+        for index in list(self._waiting):
+            job = self.jobs[index]
+            self.replies[index] = read_reply(self._waiting.pop(index), job.prompt.id, job.repeat)
+        self._bytes = 0
+
+    def finished(self) -> Tuple[Reply, ...]:
+        self.understand()
+        return tuple(reply for reply in self.replies if reply is not None)
+
+
+async def _send_watched(client: Client, lane: Lane, job: Job, due_s: float, interrupt: Interrupt) -> Exchange:
+    tap, connected_s, error = await client.connection(lane.arm.origin)
+    if tap is None:
+        return Exchange(due_s, connected_s, None, client.clock(), bytearray(), (), (), error)
+    interrupt.watch(tap)
+    try:
+        exchange = await tap.exchange(job.request, due_s, connected_s, client.timeout_s)
+    finally:
+        interrupt.leave(tap)
+    client.put_back(lane.arm.origin, tap)
+    return exchange
+
+
+async def _slot(client: Client, lane: Lane, todo: Iterator[int], evidence: _Evidence, interrupt: Interrupt, notice: Any) -> Tuple[float, float]:
+    """One slot of the closed loop: seconds busy, and seconds from its first request's turn to its last one's end."""
+    began_s = busy_s = ended_s = None
+    for index in todo:
+        if interrupt.requested:
+            break
+        due_s = client.clock() if ended_s is None else ended_s
+        began_s = due_s if began_s is None else began_s
+        exchange = await _send_watched(client, lane, lane.jobs[index], due_s, interrupt)
+        ended_s = exchange.ended_s
+        busy_s = (busy_s or 0.0) + (ended_s - exchange.sent_s if exchange.sent_s is not None else 0.0)
+        evidence.keep(index, exchange)
+        notice(lane, exchange)
+    return busy_s or 0.0, (ended_s - began_s) if ended_s is not None and began_s is not None else 0.0
+
+
+async def _play(client: Client, lane: Lane, concurrency: int, interrupt: Interrupt, notice: Any) -> Played:
+    slots = min(concurrency, len(lane.jobs)) or 1
+    await client.open_ahead(lane.arm.origin, min(slots, SLOTS_OPENED_AHEAD))
+    evidence, lateness_s = _Evidence(lane.jobs), array("d")
+    monitor = asyncio.ensure_future(_hiccups(lateness_s, client.clock))
+    todo = iter(range(len(lane.jobs)))
+    began_s = client.clock()
+    spans = await asyncio.gather(*(_slot(client, lane, todo, evidence, interrupt, notice) for _ in range(slots)))
+    monitor.cancel()
+    wall_s = client.clock() - began_s
+    span_s = sum(span for _, span in spans)
+    return Played(evidence.finished(), wall_s, _p99(lateness_s), sum(busy for busy, _ in spans) / span_s if span_s else None, evidence.decoded_early)
+
+
+def play(client: Client, lane: Lane, concurrency: int, interrupt: Interrupt, notice: Any) -> Played:
+    """Replay one lane, `concurrency` requests at a time."""
+    with quiet_collector():
+        return client.run(_play(client, lane, concurrency, interrupt, notice))
+
+
+async def _play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interrupt, notice: Any, keep: Any) -> List[Played]:
+    for lane in lanes:
+        await client.open_ahead(lane.arm.origin, 1)
+    kept: List[List[Reply]] = [[] for _ in lanes]
+    wall_s, lateness_s = [0.0] * len(lanes), array("d")
+    monitor = asyncio.ensure_future(_hiccups(lateness_s, client.clock))
+    for turn in range(max(len(lane.jobs) for lane in lanes)):
+        order = range(len(lanes)) if turn % 2 == 0 else range(len(lanes) - 1, -1, -1)
+        for place in order:
+            lane = lanes[place]
+            if interrupt.requested or turn >= len(lane.jobs):
+                continue
+            job = lane.jobs[turn]
+            exchange = await _send_watched(client, lane, job, client.clock(), interrupt)
+            wall_s[place] += exchange.ended_s - exchange.due_s
+            reply = read_reply(exchange, job.prompt.id, job.repeat)     # nothing is in flight: understanding disturbs nobody
+            kept[place].append(reply)
+            keep(lane, reply)
+            notice(lane, exchange)
+    monitor.cancel()
+    hiccup_s = _p99(lateness_s)
+    return [Played(tuple(replies), wall, hiccup_s, None, False) for replies, wall in zip(kept, wall_s)]
+
+
+def play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interrupt, notice: Any, keep: Any) -> List[Played]:
+    """Replay several lanes one request at a time, prompt by prompt: A B, B A, ... so that drift cancels in each pair.
+
+    A lane's wall time is the time in which its own server had a request to answer.
+    """
+    with quiet_collector():
+        return client.run(_play_in_turn(client, lanes, interrupt, notice, keep))
+
+
+def now_utc() -> str:
+    """The wall time as ISO-8601 UTC: for labels, never for durations."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def pass_of(client: Client, lane: Lane, played: Played, facts: Mapping[str, Any], before: MetricsPage) -> Pass:
+    """A replayed lane with its acceptance; the counters are read again until they hold our requests' tokens."""
+    replies = played.replies
+    done = [reply for reply in replies if reply.ok]
+    counts = [reply.completion_tokens for reply in done]
+    tokens = None if None in counts or not counts else sum(count or 0 for count in counts)
+    model = lane.arm.server.model
+    after = _settled(client, lane.arm, before, model, tokens)
+    counters = acceptance_from_counters(before, after, model, len(done), tokens if len(done) == len(replies) else None)
+    acceptance = acceptance_of_pass(replies, counters, lane.arm.server.speculating)
+    caveats = pass_caveats(replies, played, before, after, model)
+    return Pass(lane.arm.server.label, replies=replies, wall_s=played.wall_s, acceptance=acceptance,
+                counters_delta=speculation_delta(before, after), hiccup_p99_s=played.hiccup_p99_s, load_kept=played.load_kept,
+                caveats=tuple(caveats), **facts)
+
+
+def _settled(client: Client, arm: Arm, before: MetricsPage, model: str, tokens: Optional[int]) -> MetricsPage:
+    page = scrape(client, arm.metrics_doors)
+    for _ in range(5):
+        generated = _delta(before, page, _GENERATED, model).total
+        if page.problem or before.problem or tokens is None or generated is None or generated >= tokens or restarted(before, page):
+            break
+        client.run(asyncio.sleep(0.2))
+        page = scrape(client, arm.metrics_doors)
+    return page
+
+
+def pass_caveats(replies: Sequence[Reply], played: Played, before: MetricsPage, after: MetricsPage, model: str) -> List[Caveat]:
+    """What the numbers of a pass do not mean, from what was seen in it; pure."""
+    caveats = []
+    done = [reply for reply in replies if reply.ok]
+    failed = [reply for reply in replies if not reply.ok]
+    for message in dict.fromkeys(reply.error for reply in failed):
+        count = sum(reply.error == message for reply in failed)
+        caveats.append(Caveat(f"{count} of {len(replies)} requests failed: {message}.", "They are left out of rates and comparisons."))
+    if done and all(not reply.content and not reply.tool_calls and reply.reasoning for reply in done):
+        caveats.append(Caveat("No answer text: thinking used up the tokens of every request.", "Raise --max-tokens, or use --no-think for both servers."))
+    if any(reply.completion_tokens is None for reply in done):
+        caveats.append(Caveat("The server did not count its tokens: tokens a second are left out.", "Let it send usage (stream_options.include_usage)."))
+    if any(_more_ids_than_tokens(reply) for reply in done):
+        caveats.append(Caveat("The server's usage disagrees with the token ids that it sent.", "Tokens a second rest on its usage; ask its makers."))
+    if any(reply.damaged for reply in done):
+        caveats.append(Caveat("Some answers hold bytes that are no UTF-8; they are kept escaped.", "Look at the run file."))
+    share = cached_share(replies)
+    hit_rate = prefix_hit_rate(before, after, model) if not (before.problem or after.problem) else None
+    cached = max(share or 0.0, hit_rate or 0.0)
+    if cached > 0.5:
+        caveats.append(Caveat(f"{cached:.0%} of the prompt tokens came from a cache: TTFT is a repeat's.", "Use fresh prompts, or switch the prompt cache off on both servers."))
+    if played.decoded_early:
+        caveats.append(Caveat(f"The pass's answers filled {PASS_MEMORY_BYTES >> 20} MiB: some were understood while others ran.", "Use fewer prompts a level."))
+    return caveats + _hiccup_caveats(done, played.hiccup_p99_s)
+
+
+def _more_ids_than_tokens(reply: Reply) -> bool:
+    return reply.token_ids is not None and reply.token_source == "usage" and len(reply.token_ids) > (reply.completion_tokens or 0)
+
+
+def _hiccup_caveats(done: Sequence[Reply], hiccup_s: Optional[float]) -> List[Caveat]:
+    gaps = sorted(gap for reply in done[:64] for gap in reply.chunk_gaps_s if gap > 0.0005)
+    limit_s = min(0.005, max(0.002, gaps[len(gaps) // 2] / 10)) if gaps else 0.005     # 2 ms is what an idle loop is late anyway
+    if hiccup_s is None or hiccup_s <= limit_s:
+        return []
+    return [Caveat(f"This client itself woke up to {hiccup_s * 1000:.1f} ms late (p99): stamps are no better than that.",
+                   "Close other programs, or measure from another machine.")]
 
 
 # ======================================================================================================================
@@ -2178,7 +4694,534 @@ def forks_to_ask(run: Run, most: int = 24) -> Tuple[Fork, ...]:
 # 13. Notebook and run files (pure, and append)
 # ======================================================================================================================
 #
-# What is kept, how it survives a crash, how it is read back.
+# The notebook keeps the numbers: prose lines may stand in it, records are one JSON object a line. The run file keeps the
+# evidence: every reply with its text and its stamps, so that every number can be rebuilt. Both are only ever appended to.
+
+RECORD_PROMPT, RECORD_REPLY, RECORD_PASS = "prompt", "reply", "pass"
+
+
+def as_json(value: Any) -> Any:
+    """A dataclass as JSON: keys equal field names, fields at their default left out; tuples are lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: as_json(getattr(value, name)) for name, spec in value.__dataclass_fields__.items()
+                if not _is_default(getattr(value, name), spec)}
+    if isinstance(value, dict):
+        return {str(key): as_json(inner) for key, inner in value.items()}
+    if value and isinstance(value[0], float):       # stamps, by the hundred
+        return list(value)
+    return [as_json(inner) for inner in value]
+
+
+def _is_default(value: Any, spec: Any) -> bool:
+    if spec.default_factory is not MISSING:
+        return bool(value == spec.default_factory())
+    return spec.default is not MISSING and type(value) is type(spec.default) and bool(value == spec.default)
+
+
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """One record as one line: ASCII only, no NaN, ended by LF."""
+    return json.dumps(as_json(record), ensure_ascii=True, allow_nan=False, separators=(", ", ": ")).encode("ascii") + b"\n"
+
+
+def _fields_of(kind: Any, data: Mapping[str, Any]) -> Dict[str, Any]:
+    return {key: value for key, value in data.items() if key in kind.__dataclass_fields__}
+
+
+def reply_from_json(data: Mapping[str, Any]) -> Reply:
+    """A reply as it was written; keys of later versions are left aside. TypeError or ValueError for what is none."""
+    known = _fields_of(Reply, data)
+    for key in ("chunk_at_s", "token_ids"):
+        if known.get(key) is not None:
+            known[key] = tuple(known[key])
+    if known.get("tool_calls") is not None:
+        known["tool_calls"] = tuple(ToolCall(str(name), str(arguments)) for name, arguments in known["tool_calls"])
+    if known.get("acceptance") is not None:
+        known["acceptance"] = acceptance_from_json(known["acceptance"])
+    return Reply(**known)
+
+
+def acceptance_from_json(data: Mapping[str, Any]) -> Acceptance:
+    """An acceptance as it was written."""
+    known = _fields_of(Acceptance, data)
+    if known.get("accepted_by_position") is not None:
+        known["accepted_by_position"] = tuple(known["accepted_by_position"])
+    return Acceptance(**known)
+
+
+def prompt_from_json(data: Mapping[str, Any]) -> Prompt:
+    """A prompt as it was written."""
+    known = _fields_of(Prompt, data)
+    known["messages"] = tuple(known.get("messages") or ())
+    known["tools"] = tuple(known["tools"]) if known.get("tools") else None
+    return Prompt(**known)
+
+
+def server_from_json(data: Mapping[str, Any]) -> Server:
+    """A server as it was written."""
+    known = _fields_of(Server, data)
+    known["metrics_urls"] = tuple(known.get("metrics_urls") or ())
+    if known.get("speculation") is not None:
+        known["speculation"] = Speculation(**_fields_of(Speculation, known["speculation"]))
+    return Server(**known)
+
+
+def without_texts(reply: Reply) -> Reply:
+    """The reply with digests and lengths in place of its texts."""
+    channels = {"content": reply.content or "", "reasoning": reply.reasoning or "",
+                "tool_calls": json.dumps([list(call) for call in reply.tool_calls]) if reply.tool_calls else ""}
+    digests = {}
+    for name, text in channels.items():
+        raw = text.encode("utf-8", "surrogateescape" if reply.damaged else "surrogatepass")
+        digests[name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw), "chars": len(text)}
+    return replace(reply, content=None, reasoning=None, tool_calls=None, token_ids=None, digests=digests)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Appending
+
+
+class Journal:
+    """A file that records are appended to, one whole line at a time, by any number of processes at once.
+
+    A torn last line (a crash, a full disk) is sealed with a line break before the next record, so that it spoils nothing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            folder = os.path.dirname(path)
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        except (OSError, ValueError) as error:
+            raise MeasureError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.",
+                               "name another file, or mend its permissions") from None
+
+    def append(self, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+        """Append records in one write under a lock; `durable` waits until they are on the disk. MeasureError if it fails."""
+        data = b"".join(map(json_line, records))
+        try:
+            with _locked(self._file):
+                size = os.lseek(self._file, 0, os.SEEK_END)
+                if size and self._last_byte(size) != b"\n":
+                    data = b"\n" + data
+                written = os.write(self._file, data)
+                while written < len(data):
+                    written += os.write(self._file, data[written:])
+            if durable:
+                os.fsync(self._file)
+        except OSError as error:
+            raise MeasureError(f"{self.path} cannot be written any more: {error.strerror or error}.",
+                               "make room on the disk; all lines before are whole") from None
+
+    def _last_byte(self, size: int) -> bytes:
+        os.lseek(self._file, size - 1, os.SEEK_SET)
+        return os.read(self._file, 1)
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._file)
+
+
+@contextlib.contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """The file, locked against other writers where the system knows how; an append is one write all the same."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+    elif msvcrt is not None:
+        os.lseek(file, 0x7FFFFFFF, os.SEEK_SET)     # a byte far behind the end: locking it keeps no reader out
+        msvcrt.locking(file, msvcrt.LK_LOCK, 1)
+        try:
+            yield
+        finally:
+            os.lseek(file, 0x7FFFFFFF, os.SEEK_SET)
+            msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+    else:
+        yield
+
+
+class StreamJournal:
+    """Records written as JSON lines to a stream (`--labbook -`)."""
+
+    def __init__(self, stream: Any) -> None:
+        self.path = "-"
+        self._stream = stream
+
+    def append(self, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+        """Write records at once, so that a reader at the other end of a pipe sees them."""
+        for record in records:
+            self._stream.write(json_line(record).decode("ascii"))
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing to let go of: the stream is not ours."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading back
+
+
+class BadLine(NamedTuple):
+    """A line that looks like a record and is none."""
+
+    path: str
+    number: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.number}: {self.problem}"
+
+
+def read_lines(path: str) -> Iterator[Tuple[int, Union[Dict[str, Any], BadLine]]]:
+    """The JSON objects of a file with their line numbers; prose is passed over, torn or spoiled lines are BadLine."""
+    try:
+        file = sys.stdin.buffer if path == "-" else open(path, "rb")
+    except OSError as error:
+        raise MeasureError(f"{path} cannot be read: {error.strerror or error}.", "check the path") from None
+    with file:
+        for number, raw in enumerate(file, 1):
+            text = raw.strip()
+            if not text.startswith(b"{"):
+                continue
+            try:
+                record = _JSON.decode(text.decode("utf-8"))
+            except (ValueError, RecursionError):
+                whole = raw.endswith(b"\n")
+                yield number, BadLine(path, number, "no whole JSON object" + ("" if whole else " (the file ends in the middle of it)"))
+                continue
+            if isinstance(record, dict):
+                yield number, record
+
+
+def read_notebook(path: str) -> Tuple[List[Dict[str, Any]], List[BadLine]]:
+    """The records of a notebook, the lesson's own ones included, and the lines that are damaged."""
+    records, bad = [], []
+    for number, found in read_lines(path):
+        if isinstance(found, BadLine):
+            bad.append(found)
+        elif record_kind(found) in ("endpoint", "comparison"):
+            records.append(found)
+        elif found.get("lab") == LAB:
+            bad.append(BadLine(path, number, "a record of no known kind"))
+    return records, bad
+
+
+def record_kind(record: Mapping[str, Any]) -> Optional[str]:
+    """endpoint | comparison, for the lesson's records too, which do not say it; None for other JSON."""
+    kind = record.get("kind")
+    if isinstance(kind, str):
+        return kind
+    if isinstance(record.get("text_comparison"), dict):
+        return "comparison"
+    return "endpoint" if isinstance(record.get("latency_s"), dict) else None
+
+
+def read_run(path: str) -> Tuple[Run, List[BadLine]]:
+    """A run from its file, also one that was cut off in the middle: what it holds is used, what is torn is told."""
+    parts = _RunParts(path)
+    bad: List[BadLine] = []
+    for number, found in read_lines(path):
+        if isinstance(found, BadLine):
+            bad.append(found)
+            continue
+        try:
+            parts.take(found)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            bad.append(BadLine(path, number, f"no record of a run file ({error.__class__.__name__}: {shorten(str(error), 80)})"))
+    if not parts.header and not parts.replies:
+        raise MeasureError(f"{path} is no run file.", "run files are what a measurement writes beside its notebook, in <notebook>.runs/")
+    return parts.run(), bad
+
+
+PassKey = Tuple[str, str, int, str, Optional[int]]      # server label, workload, concurrency, purpose, of which level
+
+
+class _RunParts:
+    """A run while its file is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.header: Mapping[str, Any] = {}
+        self.servers: Dict[str, Server] = {}
+        self.prompts: Dict[str, Prompt] = {}
+        self.replies: Dict[PassKey, List[Reply]] = {}
+        self.facts: Dict[PassKey, Mapping[str, Any]] = {}
+        self.rulers: Dict[str, Ruler] = {}
+        self.margins: Dict[Tuple[str, str, int, str, int], float] = {}
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Read one record."""
+        kind = record.get("record")
+        if kind == "run":
+            self.header = record
+        elif kind == "server":
+            self.servers[record["label"]] = server_from_json(record)
+        elif kind == RECORD_PROMPT:
+            self.prompts[record["id"]] = prompt_from_json(record)
+        elif kind == RECORD_REPLY:
+            self.replies.setdefault(_pass_key(record), []).append(reply_from_json(record["reply"]))
+        elif kind == RECORD_PASS:
+            self.facts[_pass_key(record)] = record
+        elif kind == "ruler":
+            self.rulers[record["server"]] = Ruler(**_fields_of(Ruler, record))
+        elif kind == "margin":
+            place = (record["server"], record["workload"], int(record["concurrency"]), record["prompt_id"], int(record["repeat"]))
+            self.margins[place] = float(record["margin_nats"])
+
+    def run(self) -> Run:
+        """What was read, as a run."""
+        header = self.header
+        order = {label: place for place, label in enumerate(self.servers)}
+        keys = sorted(self.replies, key=lambda key: order.get(key[0], len(order)))
+        return Run(str(header.get("label", "")), str(header.get("started_at", "")), header.get("settings") or {},
+                   str(header.get("prompts_sha256", "")), self.servers, self.prompts, tuple(self._pass(key) for key in keys),
+                   self.rulers, self.margins, str(header.get("tool_version", "")), header.get("client") or {}, self.path)
+
+    def _pass(self, key: PassKey) -> Pass:
+        server, workload, concurrency, purpose, of_level = key
+        replies, facts = tuple(self.replies[key]), self.facts.get(key)
+        if facts is None:       # killed before its end: its replies still count, its counters were never read
+            spans = [(reply.due_s or 0.0, reply.ended_s or 0.0) for reply in replies]
+            wall_s = max(end for _, end in spans) - min(due for due, _ in spans)
+            return Pass(server, workload, concurrency, replies, wall_s, purpose, of_level, interrupted=True,
+                        acceptance=acceptance_of_pass(replies, Acceptance(missing="the run ended before the counters were read"), None))
+        return Pass(server, workload, concurrency, replies, float(facts["wall_s"]), purpose, of_level, str(facts.get("started_at", "")),
+                    acceptance_from_json(facts.get("acceptance") or {}), facts.get("counters_delta") or {}, facts.get("hiccup_p99_s"),
+                    facts.get("load_kept"), bool(facts.get("interrupted")), tuple(Caveat(**caveat) for caveat in facts.get("caveats") or ()))
+
+
+def _pass_key(record: Mapping[str, Any]) -> PassKey:
+    return record["server"], record["workload"], int(record["concurrency"]), record.get("purpose", "timed"), record.get("of_level")
+
+
+def pass_records(done: Pass) -> Iterator[Dict[str, Any]]:
+    """The facts of a pass as a run file keeps them; its replies stand before it as records of their own."""
+    yield {"record": RECORD_PASS, "acceptance": as_json(done.acceptance), **as_json(replace(done, replies=()))}
+
+
+def reply_record(server: str, workload: str, concurrency: int, purpose: str, reply: Reply, of_level: Optional[int] = None) -> Dict[str, Any]:
+    """One reply as a run file keeps it."""
+    return {"record": RECORD_REPLY, "server": server, "workload": workload, "concurrency": concurrency, "purpose": purpose,
+            "of_level": of_level, "reply": as_json(reply)}
+
+
+def run_records(run: Run, no_texts: bool) -> Iterator[Dict[str, Any]]:
+    """How a run file begins: the run's facts, its servers, its prompts (by digest alone with --no-texts)."""
+    yield {"record": "run", "schema": SCHEMA, "tool_version": run.tool_version, "label": run.label, "started_at": run.started_at,
+           "settings": run.settings, "prompts_sha256": run.prompts_sha256, "client": run.client}
+    for server in run.servers.values():
+        yield {"record": "server", **as_json(server)}
+    for prompt in run.prompts.values():
+        yield {"record": RECORD_PROMPT, "sha256": prompt_sha256(prompt), **as_json(replace(prompt, messages=()) if no_texts else prompt)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The records of the notebook. The lesson's keys keep name and meaning; ours stand beside them.
+
+
+def spread_of(values: Iterable[Optional[float]], names: Sequence[str] = ("p50", "p90", "p99", "mean")) -> Optional[Dict[str, Optional[float]]]:
+    """Quantiles and mean of what was measured; None where nothing was."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return None
+    made = {"mean": sum(known) / len(known), "max": known[-1]}
+    return {name: made[name] if name in made else quantile(known, int(name[1:]) / 100) for name in names}
+
+
+def endpoint_record(run: Run, done: Pass) -> Dict[str, Any]:
+    """One pass as a notebook record."""
+    server = run.servers[done.server]
+    replies, completed = done.replies, done.completed
+    rate = done.output_tokens_per_s
+    speeds = spread_of((reply.decode_tokens_per_s for reply in completed), ("mean", "p50"))
+    first_error = next((reply.error for reply in replies if reply.error), None)
+    timings = next((reply.engine_timings for reply in completed if reply.engine_timings), None)
+    return {
+        "label": f"{run.label}/{done.server}", "base_url": server.base_url, "model": server.model, "requests": len(replies),
+        "completed": len(completed), "failed": len(replies) - len(completed), "first_error": first_error, "wall_s": done.wall_s,
+        "latency_s": spread_of((reply.e2el_s for reply in completed), ("p50", "mean", "max")) or {"p50": None, "mean": None, "max": None},
+        "output_tokens": done.output_tokens, "output_tokens_per_s": rate, "tokens_counted_by_server": done.output_tokens is not None,
+        "server_timings_sample": timings, "spec_metrics_delta": done.counters_delta, **_shared_keys(run, done.server),
+        "prompt_count": len({reply.prompt_id for reply in replies}), "schema": SCHEMA, "kind": "endpoint", "run": run.label,
+        "server_label": done.server, "purpose": done.purpose, "workload": done.workload, "concurrency": done.concurrency,
+        "prompts_sha256": _pass_digest(run, done), "caveats": [as_json(caveat) for caveat in done.caveats], "tool_version": run.tool_version,
+        "run_file": run.path or None, "ttft_s": spread_of(reply.ttft_s for reply in completed),
+        "tpot_s": spread_of(reply.tpot_s for reply in completed), "e2el_s": spread_of(reply.e2el_s for reply in completed),
+        "chunk_gap_s": spread_of(gap for reply in completed for gap in reply.chunk_gaps_s),
+        "decode_tokens_per_s": speeds, "acceptance": acceptance_record(done.acceptance),
+        "token_source": next((reply.token_source for reply in completed), None),
+        "cached_share": cached_share(replies), "connect_s": spread_of((reply.connected_s for reply in replies), ("p50", "max")),
+        "accuracy": _accuracy_record(accuracy(run.prompts, done.replies)), "server": server_record(server), "interrupted": done.interrupted,
+        "load_kept": done.load_kept, "hiccup_p99_s": done.hiccup_p99_s, "started_at": done.started_at, "client": dict(run.client),
+        "settings": dict(run.settings), "track": run.settings.get("track"),
+    }
+
+
+def _shared_keys(run: Run, label: str) -> Dict[str, Any]:
+    server = run.servers[label]
+    return {"lab": LAB, "engine": server.engine, "engine_version": server.version or "unknown", "max_tokens": run.settings.get("max_tokens"),
+            "repeats": run.settings.get("repeats"), "recorded_at": now_utc()}
+
+
+def _pass_digest(run: Run, done: Pass) -> str:
+    ids = dict.fromkeys(reply.prompt_id for reply in done.replies)
+    return prompts_sha256(sorted((run.prompts[key] for key in ids if key in run.prompts), key=lambda prompt: prompt.id))
+
+
+def acceptance_record(acceptance: Acceptance) -> Dict[str, Any]:
+    """Acceptance with its derived rates; the convention is in each name."""
+    return {"source": acceptance.source, "drafts": acceptance.drafts, "draft_tokens": acceptance.draft_tokens,
+            "accepted_tokens": acceptance.accepted_tokens,
+            "accepted_by_position": None if acceptance.accepted_by_position is None else list(acceptance.accepted_by_position),
+            "acceptance_rate": acceptance.acceptance_rate, "acceptance_length": acceptance.acceptance_length,
+            "tokens_per_target_pass": acceptance.tokens_per_target_pass, "missing": acceptance.missing,
+            "server_gauges": dict(acceptance.gauges) or None}
+
+
+def server_record(server: Server) -> Dict[str, Any]:
+    """What a notebook record keeps of a server."""
+    return {"engine": server.engine, "version": server.version, "context_tokens": server.context_tokens, "slots": server.slots,
+            "kv_cache_tokens": server.kv_cache_tokens, "speculating": server.speculating,
+            "speculation": None if server.speculation is None else {"method": server.speculation.method,
+                                                                   "draft_tokens": server.speculation.draft_tokens,
+                                                                   "drafter": server.speculation.drafter},
+            "answers": dict(server.answers) or None}
+
+
+def _accuracy_record(counted: Optional[Tuple[int, int]]) -> Optional[Dict[str, int]]:
+    return None if counted is None else {"correct": counted[0], "of": counted[1]}
+
+
+def comparison_record(run: Run, cell: Comparison, caveats: Sequence[Caveat] = ()) -> Dict[str, Any]:
+    """One result cell as a notebook record."""
+    base, other = _timed_pass(run, cell, cell.baseline_label), _timed_pass(run, cell, cell.speculative_label)
+    index = {key: place for place, key in enumerate(dict.fromkeys(reply.prompt_id for reply in base.replies))}
+    agreement, floor = cell.agreement, cell.floor
+    shared = _shared_keys(run, cell.speculative_label)
+    return {
+        "lab": LAB, "label": f"{run.label}/comparison", "engine": shared["engine"], "engine_version": shared["engine_version"],
+        "model": run.servers[cell.baseline_label].model, "baseline_tokens_per_s": base.output_tokens_per_s,
+        "speculative_tokens_per_s": other.output_tokens_per_s,
+        "text_comparison": {"compared": agreement.pairs, "identical": agreement.identical, "divergent": agreement.pairs - agreement.identical,
+                            "divergences": [_divergence(difference, index) for difference in agreement.differences[:5]]},
+        "recorded_at": shared["recorded_at"], "schema": SCHEMA, "kind": "comparison", "run": run.label, "workload": cell.workload,
+        "concurrency": cell.concurrency, "prompts_sha256": _pass_digest(run, base),
+        "caveats": [as_json(caveat) for caveat in (*caveats, *cell.verdict.caveats)],
+        "tool_version": run.tool_version, "run_file": run.path or None, "baseline_label": cell.baseline_label,
+        "speculative_label": cell.speculative_label, "throughput_ratio": _ratio_record(cell.throughput_ratio),
+        "decode_ratio": _ratio_record(cell.decode_ratio), "self_ratio": _ratio_record(cell.self_ratio),
+        "exact_match": agreement.exact_match, "prefix_agreement": agreement.prefix_agreement,
+        "incomparable": [list(pair) for pair in agreement.incomparable],
+        "noise_floor": None if floor is None else {"exact_match": floor.exact_match, "prefix_agreement": floor.prefix_agreement,
+                                                   "concurrency": cell.floor_concurrency, "pairs": floor.pairs},
+        "verdict": {"speed": cell.verdict.speed, "answers": cell.verdict.answers, "reasons": list(cell.verdict.reasons)},
+        "baseline_accuracy": _accuracy_record(cell.baseline_accuracy), "speculative_accuracy": _accuracy_record(cell.speculative_accuracy),
+        "ruler": None if cell.ruler is None else as_json(cell.ruler), "smallest_detectable_change": cell.smallest_change,
+        "advice": list(cell.advice), "break_even": dict(cell.why), "max_tokens": shared["max_tokens"], "track": run.settings.get("track"),
+    }
+
+
+def _timed_pass(run: Run, cell: Comparison, label: str) -> Pass:
+    return next(done for done in run.passes if (done.server, done.workload, done.concurrency, done.purpose) == (
+        label, cell.workload, cell.concurrency, "timed"))
+
+
+def _divergence(difference: Difference, index: Mapping[str, int]) -> Dict[str, Any]:
+    return {"prompt_index": index.get(difference.prompt_id), "first_difference_at_char": difference.first_char,
+            "baseline_tail": difference.baseline_tail, "speculative_tail": difference.other_tail, "prompt_id": difference.prompt_id,
+            "repeat": difference.repeat, "kind": difference.kind, "channel": difference.channel,
+            "first_difference_at_byte": difference.first_byte, "margin_nats": difference.margin_nats, "detail": difference.detail}
+
+
+def _ratio_record(ratio: Optional[Ratio]) -> Optional[Dict[str, Any]]:
+    return None if ratio is None else {"value": ratio.value, "low": ratio.low, "high": ratio.high, "pairs": ratio.pairs}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Several run files as one run
+
+
+_MUST_BE_EQUAL = ("max_tokens", "seed", "repeats", "no_think", "extra_body", "share_prompts")
+
+
+def joined(first: Run, others: Sequence[Run]) -> Run:
+    """One run out of several, the first one's baseline being the baseline: as if all had been measured together.
+
+    MeasureError where they cannot be compared: another model, other prompts, another token limit or sampling.
+    """
+    if BASELINE not in first.servers:
+        raise MeasureError(f"{first.path} holds no baseline.", "name the baseline's run file first")
+    servers, passes = dict(first.servers), list(first.passes)
+    prompts, rulers, margins = dict(first.prompts), dict(first.rulers), dict(first.margins)
+    for other in others:
+        _refuse_unlike(first, other)
+        names = _names_in(other, set(servers))
+        for label, name in names.items():
+            servers[name] = replace(other.servers[label], label=name)
+        passes += [replace(done, server=names[done.server]) for done in other.passes if done.server in names]
+        rulers.update({names[label]: ruler for label, ruler in other.rulers.items() if label in names})
+        margins.update({(names[key[0]], *key[1:]): margin for key, margin in other.margins.items() if key[0] in names})
+        prompts.update(other.prompts)
+    return replace(first, servers=servers, passes=tuple(passes), prompts=prompts, rulers=rulers, margins=margins)
+
+
+def _names_in(other: Run, taken: set) -> Dict[str, str]:
+    """What each configuration of a run is called among the others: a run of one server goes by the run's label."""
+    labels = [label for label in other.servers if label != BASELINE] or [BASELINE]
+    names = {}
+    for label in labels:
+        wanted = other.label if label == BASELINE else label
+        wanted = wanted or os.path.splitext(os.path.basename(other.path))[0]
+        name, number = wanted, 2
+        while name in taken:
+            name, number = f"{wanted}-{number}", number + 1
+        taken.add(name)
+        names[label] = name
+    return names
+
+
+def _refuse_unlike(first: Run, other: Run) -> None:
+    mine, theirs = first.servers[BASELINE].model, next(iter(other.servers.values())).model if other.servers else ""
+    if mine != theirs:
+        raise MeasureError(f"{other.path} measured another model: {theirs!r}, not {mine!r}.", "compare runs of one model")
+    for key in _MUST_BE_EQUAL:
+        if first.settings.get(key) != other.settings.get(key):
+            raise MeasureError(f"{other.path} was measured with another {key}: {other.settings.get(key)!r}, not {first.settings.get(key)!r}.",
+                               "measure both with the same options")
+    shared = [key for key in other.prompts if key in first.prompts]
+    unlike = next((key for key in shared if prompt_sha256(first.prompts[key]) != prompt_sha256(other.prompts[key])), None)
+    if unlike or not shared:
+        raise MeasureError(f"{other.path} was measured with other prompts{f' (its {unlike} is another)' if unlike else ''}.",
+                           "measure both with the same --prompts, --prompt-set and --limit")
+
+
+_ENDPOINT_TYPES = {"label": str, "model": str, "requests": int, "completed": int, "failed": int, "wall_s": (int, float), "latency_s": dict,
+                   "lab": str, "recorded_at": str}
+_COMPARISON_TYPES = {"label": str, "model": str, "text_comparison": dict, "lab": str, "recorded_at": str}
+_OUR_TYPES = {"workload": str, "concurrency": int, "prompts_sha256": str, "caveats": list, "tool_version": str}
+
+
+def schema_problems(record: Mapping[str, Any]) -> List[str]:
+    """What is wrong with a notebook record, a sentence each; nothing for a good one. Unknown keys are welcome."""
+    wanted: Dict[str, Any] = dict(_ENDPOINT_TYPES if record_kind(record) == "endpoint" else _COMPARISON_TYPES)
+    if "schema" in record:
+        wanted.update(_OUR_TYPES)
+        if record["schema"] != SCHEMA:
+            return [f"schema {record['schema']!r} is not known here (this version writes {SCHEMA})"]
+    name = f"{record.get('label', 'a record')} of {record.get('recorded_at', 'no day')}"
+    problems = [f"{name}: the key {key!r} is missing" for key in wanted if key not in record]
+    for key, kind in wanted.items():
+        if key in record and (not isinstance(record[key], kind) or isinstance(record[key], bool)):
+            problems.append(f"{name}: the key {key!r} holds a {type(record[key]).__name__}")
+    return problems
 
 
 # ======================================================================================================================
@@ -2186,17 +5229,4684 @@ def forks_to_ask(run: Run, most: int = 24) -> Tuple[Fork, ...]:
 # ======================================================================================================================
 #
 # One Table, several renderings.
+# What a formatter may do with a number: scale its unit and round it. What is derived is derived above, in the records.
+
+
+Cell = Union[None, str, int, float]     # None: not measured
+Record = Mapping[str, Any]              # one JSON line of a notebook
+
+DASH = "–"                              # "not measured" where a person reads; '-' where the stream knows ASCII only
+
+
+@dataclass(frozen=True)
+class Column:
+    """What stands in one column: its name, the unit, and how its numbers are shown (value x scale, so many decimals)."""
+
+    name: str
+    unit: str = ""
+    align: str = "left"             # left: text | right: numbers
+    decimals: int = 0
+    scale: float = 1
+
+    @property
+    def heading(self) -> str:
+        """The name with its unit: 'TTFT p50 [ms]'."""
+        return f"{self.name} [{self.unit}]" if self.unit else self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """Results as rows of cells, rendered for a terminal, Markdown, a spreadsheet or a browser."""
+
+    title: str
+    columns: Tuple[Column, ...]
+    rows: Tuple[Tuple[Cell, ...], ...]
+    footer: Tuple[str, ...] = ()
+
+
+def number(name: str, unit: str = "", decimals: int = 0, scale: float = 1) -> Column:
+    """A column of numbers, on the right."""
+    return Column(name, unit, "right", decimals, scale)
+
+
+def shown(cell: Cell, column: Column) -> str:
+    """A cell as a person reads it: scaled to the column's unit, thousands set apart, a dash for what was not measured."""
+    if cell is None:
+        return DASH
+    if isinstance(cell, str):
+        return cell
+    return f"{cell * column.scale:,.{column.decimals}f}"
+
+
+# --- Escaping: text of a server, a label or a prompt is hostile until it went through one of these ---------------------
+
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}     # control, format (bidi among them), lone surrogates, separators
+_ASCII = str.maketrans({
+    "–": "-", "—": "-", "−": "-", "×": "x", "·": "|", "→": ">", "τ": "t", "α": "a", "…": "~", "±": "~", "≥": ">",
+    "≤": "<", "“": '"', "”": '"', "‘": "'", "’": "'", "µ": "u", "─": "-", "█": "#", "\u202f": " ", "\u00a0": " "})
+
+
+def _visible(character: str) -> str:
+    if unicodedata.category(character) not in _INVISIBLE:
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def visible_text(text: str, keep: str = "") -> str:
+    """The text with every control, bidi and otherwise invisible character written out (\\x1b, \\u202e), save `keep`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in keep else _visible(c) for c in text)
+
+
+def terminal_text(text: str) -> str:
+    """The text on one line, unable to move a cursor, change a colour or turn the reading direction."""
+    return visible_text(text)
+
+
+def encodable(text: str, encoding: Optional[str]) -> str:
+    """The text as `encoding` can carry it: typographic signs by their ASCII stand-ins, all else as \\u....
+
+    Every stand-in is one character wide, so that aligned columns stay aligned.
+    """
+    encoding = encoding or "ascii"
+    try:
+        text.encode(encoding)
+        return text
+    except (UnicodeEncodeError, LookupError):
+        plain = text.translate(_ASCII)
+    try:
+        return plain.encode(encoding, "backslashreplace").decode(encoding)
+    except LookupError:
+        return plain.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def markdown_text(text: str) -> str:
+    """The text as one cell of a Markdown table: no pipe, line break, link, image, emphasis or HTML of its own."""
+    text = visible_text(text, keep="\n\r")
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|~])", r"\\\1", text)
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)     # inside a word an underscore is only itself
+    return re.sub(r"\r\n|\r|\n", "<br>", text)
+
+
+def csv_safe_text(text: str) -> str:
+    """The text as a cell that no spreadsheet takes for a formula: ' before a leading = + - @ TAB CR."""
+    text = visible_text(text, keep="\n\r\t")
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") and text else text
+
+
+def html_text(text: str) -> str:
+    """The text as HTML content or attribute value; line breaks and tabs stay."""
+    text = visible_text(text, keep="\n\t")
+    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
+        text = text.replace(sign, entity)
+    return text
+
+
+# --- A table on a terminal ---------------------------------------------------------------------------------------------
+
+_GAP = 2                # blanks between columns
+_LONGEST_WORD = 24      # a longer word may be cut: names of configurations stay whole, digests need not
+_BREAK = re.compile(r"(?<!\d) | (?!(?:%|×|s|ms|nats|tokens/s)(?:\W|$))")    # a number and its unit stay on one line
+
+
+def text_width(text: str) -> int:
+    """How many columns of a terminal the text takes: wide East Asian signs two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _split_word(word: str, width: int) -> List[str]:
+    parts, part = [], ""
+    for character in word:
+        if part and text_width(part + character) > width:
+            parts.append(part)
+            part = ""
+        part += character
+    return parts + [part]
+
+
+def wrapped(text: str, width: int) -> List[str]:
+    """The text in lines of at most `width` columns, broken at blanks, and inside a word only where it must be."""
+    lines: List[str] = []
+    line = ""
+    for word in _BREAK.split(text):
+        joined = f"{line} {word}" if line else word
+        if text_width(joined) <= width:
+            line = joined
+            continue
+        lines += [line] if line else []
+        *full, line = _split_word(word, max(1, width))
+        lines += full
+    return lines + [line]
+
+
+def _padded(text: str, width: int, align: str) -> str:
+    blanks = " " * max(0, width - text_width(text))
+    return blanks + text if align == "right" else text + blanks
+
+
+def _column_widths(grid: Sequence[Sequence[str]], columns: Sequence[Column], room: int) -> List[int]:
+    """Widths that fit `room` where they can: room goes to the cells first, then to headings on one line."""
+    stacks = [[row[i] for row in grid] for i in range(len(columns))]
+    widths = [_least_width(stack, column) for stack, column in zip(stacks, columns)]
+    widths = _widened(widths, [max(map(text_width, stack[1:] + [""])) for stack in stacks], room)
+    return _widened(widths, [text_width(stack[0]) for stack in stacks], room)
+
+
+def _least_width(stack: Sequence[str], column: Column) -> int:
+    """No narrower than a word of the heading, nor than a number, nor than a word of the text."""
+    words = _BREAK.split(stack[0])
+    for cell in stack[1:]:
+        pieces = [cell] if column.align == "right" else _BREAK.split(cell)
+        words += [piece[:_LONGEST_WORD] for piece in pieces]
+    return max(map(text_width, words))
+
+
+def _widened(widths: List[int], wanted: List[int], room: int) -> List[int]:
+    """The widths grown towards the wanted ones as far as `room` goes, the modest wishes first."""
+    grown = list(widths)
+    for i in sorted(range(len(wanted)), key=lambda i: wanted[i]):
+        grown[i] += max(0, min(wanted[i] - grown[i], room - _total(grown)))
+    return grown
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _column_groups(widths: Sequence[int], room: int) -> List[List[int]]:
+    """Columns in blocks that fit, the first column leading each block."""
+    groups: List[List[int]] = [[0]]
+    for i in range(1, len(widths)):
+        if len(groups[-1]) > 1 and _total([widths[j] for j in groups[-1] + [i]]) > room:
+            groups.append([0])
+        groups[-1].append(i)
+    return groups
+
+
+def _row_lines(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> List[str]:
+    stacks = [wrapped(cell, width) for cell, width in zip(cells, widths)]
+    height = max(len(stack) for stack in stacks)
+    lines = []
+    for line in range(height):
+        parts = [_padded(stack[line] if line < len(stack) else "", width, column.align)
+                 for stack, width, column in zip(stacks, widths, columns)]
+        lines.append((" " * _GAP).join(parts).rstrip())
+    return lines
+
+
+def _text_block(grid: List[List[str]], columns: Sequence[Column], room: int, rule: str) -> List[str]:
+    widths = [min(width, room) for width in _column_widths(grid, columns, room)]
+    lines = _row_lines(grid[0], widths, columns)
+    lines.append((" " * _GAP).join(rule * width for width in widths))
+    for row in grid[1:]:
+        lines += _row_lines(row, widths, columns)
+    return lines
+
+
+def table_text(table: Table, width: int = 80, encoding: Optional[str] = "utf-8") -> str:
+    """The table for a terminal of `width` columns: wrapped, and split into blocks where it is too wide even then."""
+    def fit(text: str) -> str:
+        return encodable(terminal_text(text), encoding)
+
+    grid = [[fit(column.heading) for column in table.columns]]
+    grid += [[fit(shown(cell, column)) for cell, column in zip(row, table.columns)] for row in table.rows]
+    least = [_least_width([row[i] for row in grid], column) for i, column in enumerate(table.columns)]
+    lines = wrapped(fit(table.title), width) if table.title else []
+    for group in _column_groups(least, width):
+        lines += [""] if lines else []
+        lines += _text_block([[row[i] for i in group] for row in grid], [table.columns[i] for i in group], width, fit("─"))
+    for sentence in table.footer:
+        lines += wrapped(fit(sentence), width)
+    return "\n".join(lines) + "\n"
+
+
+# --- The same table for other readers ----------------------------------------------------------------------------------
+
+
+def table_markdown(table: Table) -> str:
+    """The table as a GitHub pipe table: numbers on the right, units in the heading, the footer as lines below."""
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    lines = [f"**{markdown_text(table.title)}**", ""] if table.title else []
+    lines.append(line(column.heading for column in table.columns))      # headings are our own words
+    lines.append(line("---:" if column.align == "right" else ":---" for column in table.columns))
+    for row in table.rows:
+        lines.append(line(markdown_text(shown(cell, column)) for cell, column in zip(row, table.columns)))
+    lines += [""] + [markdown_text(sentence) + "  " for sentence in table.footer] if table.footer else []
+    return "\n".join(lines) + "\n"
+
+
+def _csv_cell(cell: Cell, decimal_comma: bool) -> str:
+    """One cell, quoted where RFC 4180 wants it. Numbers stay numbers; what was not measured is empty."""
+    if cell is None or isinstance(cell, float) and not math.isfinite(cell):
+        return ""
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    if not isinstance(cell, str):
+        return repr(cell).replace(".", ",") if decimal_comma else repr(cell)
+    text = csv_safe_text(cell)
+    return '"' + text.replace('"', '""') + '"' if re.search(r'[",;\r\n\t]|^\s|\s$', text) else text
+
+
+def table_csv(table: Table, decimal_comma: bool = False, bom: bool = False) -> str:
+    """The table as RFC 4180 text with raw numbers; with `decimal_comma` for spreadsheets that read 1,5 and part by ';'."""
+    separator = ";" if decimal_comma else ","
+    grid: List[Sequence[Cell]] = [[column.heading for column in table.columns], *table.rows]
+    lines = [separator.join(_csv_cell(cell, decimal_comma) for cell in row) for row in grid]
+    return ("\ufeff" if bom else "") + "".join(line + "\r\n" for line in lines)
+
+
+def table_html(table: Table) -> str:
+    """The table in a box of its own, which scrolls sideways so that the page does not."""
+    head = "".join(f'<th scope="col"{_side(column)}>{html_text(column.heading)}</th>' for column in table.columns)
+    body = "".join(_html_row(row, table.columns) for row in table.rows)
+    foot = "".join(f'<p class="note">{html_text(sentence)}</p>' for sentence in table.footer)
+    title = html_text(table.title)
+    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><caption>{title}</caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{foot}\n")
+
+
+def _side(column: Column) -> str:
+    return ' class="n"' if column.align == "right" else ""
+
+
+def _html_row(row: Sequence[Cell], columns: Sequence[Column]) -> str:
+    first, rest = html_text(shown(row[0], columns[0])), zip(row[1:], columns[1:])
+    cells = "".join(f"<td{_side(column)}>{html_text(shown(cell, column))}</td>" for cell, column in rest)
+    return f'<tr><th scope="row">{first}</th>{cells}</tr>'
+
+
+# --- From records to result cells --------------------------------------------------------------------------------------
+
+
+def number_at(record: Record, *path: Any) -> Optional[float]:
+    """The number at `path` of a record; None where it, or anything on the way to it, is missing or beyond measuring."""
+    value = value_at(record, *path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e18 < value < 1e18:
+        return None
+    return value
+
+
+def text_at(record: Record, *path: Any) -> str:
+    """The text at `path` of a record, '' where there is none."""
+    value = value_at(record, *path)
+    return value if isinstance(value, str) else ""
+
+
+def list_at(record: Record, *path: Any) -> List[Any]:
+    """The list at `path` of a record, empty where there is none."""
+    value = value_at(record, *path)
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def value_at(record: Any, *path: Any) -> Any:
+    """What stands at `path` of a record, None where anything on the way is missing."""
+    for key in path:
+        if not isinstance(record, Mapping) or key not in record:
+            return None
+        record = record[key]
+    return record
+
+
+def record_run(record: Record) -> str:
+    """The run that a record belongs to: the label that the user gave it."""
+    return text_at(record, "run") or text_at(record, "label").rpartition("/")[0] or text_at(record, "label")
+
+
+def record_workload(record: Record) -> str:
+    """The workload of a record; the lesson's own lines know only the built-in prompts."""
+    return text_at(record, "workload") or "builtin"
+
+
+def record_level(record: Record) -> int:
+    """The concurrency of a record; the lesson's own lines are single-stream."""
+    return max(1, int(number_at(record, "concurrency") or 1))
+
+
+def record_server(record: Record) -> str:
+    """The label of the server that an endpoint record is about."""
+    return text_at(record, "server_label") or text_at(record, "label").rpartition("/")[2] or BASELINE
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """One configuration on one workload at one level, with the records that tell of it (empty where there is none)."""
+
+    run: str
+    workload: str
+    concurrency: int
+    configuration: str              # '' for a baseline that nothing was held against
+    baseline: Record
+    speculative: Record
+    comparison: Record
+
+    @property
+    def newest(self) -> Record:
+        """The record that tells most and last."""
+        return self.comparison or self.speculative or self.baseline
+
+    @property
+    def baseline_tokens_per_s(self) -> Optional[float]:
+        """Output throughput of the baseline."""
+        return _first_known(number_at(self.comparison, "baseline_tokens_per_s"),
+                            number_at(self.baseline, "output_tokens_per_s"))
+
+    @property
+    def speculative_tokens_per_s(self) -> Optional[float]:
+        """Output throughput of the configuration."""
+        return _first_known(number_at(self.comparison, "speculative_tokens_per_s"),
+                            number_at(self.speculative, "output_tokens_per_s"))
+
+    @property
+    def throughput_ratio(self) -> Optional[float]:
+        """Speculative over baseline output throughput: the lesson's ratio."""
+        stored = number_at(self.comparison, "throughput_ratio", "value")
+        before, after = self.baseline_tokens_per_s, self.speculative_tokens_per_s
+        return stored if stored is not None or not before or after is None else after / before
+
+    @property
+    def speedup(self) -> Optional[float]:
+        """Speculative over baseline decode speed of a request; of throughput where no decode speed was measured."""
+        return _first_known(number_at(self.comparison, "decode_ratio", "value"), self.throughput_ratio)
+
+    @property
+    def speedup_interval(self) -> Tuple[Optional[float], Optional[float]]:
+        """The 95 % interval of the speedup."""
+        kind = "decode_ratio" if value_at(self.comparison, "decode_ratio", "value") is not None else "throughput_ratio"
+        return number_at(self.comparison, kind, "low"), number_at(self.comparison, kind, "high")
+
+    @property
+    def acceptance_rate(self) -> Optional[float]:
+        """Accepted share of the drafted tokens, 0..1."""
+        return _first_known(number_at(self.speculative, "acceptance", "acceptance_rate"),
+                            number_at(self.comparison, "break_even", "acceptance_rate"))
+
+    @property
+    def acceptance_length(self) -> Optional[float]:
+        """Tokens of a verify step that had a draft, the bonus token included."""
+        return number_at(self.speculative, "acceptance", "acceptance_length")
+
+    @property
+    def compared(self) -> Optional[float]:
+        """Pairs of answers that could be compared."""
+        return number_at(self.comparison, "text_comparison", "compared")
+
+    @property
+    def identical(self) -> Optional[float]:
+        """Pairs of answers that are the same byte for byte."""
+        return number_at(self.comparison, "text_comparison", "identical")
+
+    @property
+    def exact_match(self) -> Optional[float]:
+        """Share of the pairs that are identical, 0..1."""
+        stored = number_at(self.comparison, "exact_match")
+        if stored is not None or not self.compared or self.identical is None:
+            return stored
+        return self.identical / self.compared
+
+
+def _first_known(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def result_cells(records: Iterable[Record]) -> List[ResultCell]:
+    """Every result in the notebook's order: a comparison with the two passes before it that it compares, or a pass alone."""
+    cells: List[ResultCell] = []
+    passes: Dict[Tuple[Any, ...], Record] = {}
+    told: set = set()
+    for record in records:
+        kind = record_kind(record)
+        if kind == "endpoint" and text_at(record, "purpose") in ("", "timed"):
+            _remember(passes, record)
+        elif kind == "comparison":
+            cells.append(_compared_cell(record, passes))
+            told.update((id(cells[-1].baseline), id(cells[-1].speculative)))
+    alone = {id(record): record for record in passes.values() if id(record) not in told}
+    return cells + _cells_alone(list(alone.values()), passes)
+
+
+def _remember(passes: Dict[Tuple[Any, ...], Record], record: Record) -> None:
+    """Keep the pass under its run, and under its prompts and model for comparisons of runs measured apart."""
+    for key in _keys(record, record_server(record)):
+        passes[key] = record
+
+
+def _keys(record: Record, server: str) -> List[Tuple[Any, ...]]:
+    """Under what a server's pass is found for this record: its run; its prompts and model, where the prompts are told."""
+    place = (server, record_workload(record), record_level(record))
+    prompts = text_at(record, "prompts_sha256")
+    return [(record_run(record),) + place] + ([(prompts, text_at(record, "model")) + place] if prompts else [])
+
+
+def _pass_of(record: Record, server: str, passes: Mapping[Tuple[Any, ...], Record]) -> Record:
+    return next((passes[key] for key in _keys(record, server) if key in passes), {})
+
+
+def _compared_cell(record: Record, passes: Mapping[Tuple[Any, ...], Record]) -> ResultCell:
+    name = text_at(record, "speculative_label") or "speculative"
+    baseline = _pass_of(record, text_at(record, "baseline_label") or BASELINE, passes)
+    return ResultCell(record_run(record), record_workload(record), record_level(record), name,
+                      baseline, _pass_of(record, name, passes), record)
+
+
+def _cells_alone(alone: Sequence[Record], passes: Mapping[Tuple[Any, ...], Record]) -> List[ResultCell]:
+    """Passes that no comparison tells of: a single server, or a run that ended before it could compare."""
+    drafted = [record for record in alone if record_server(record) != BASELINE]
+    cells = [ResultCell(record_run(record), record_workload(record), record_level(record), record_server(record),
+                        _pass_of(record, BASELINE, passes), record, {}) for record in drafted]
+    paired = {id(cell.baseline) for cell in cells}
+    return cells + [ResultCell(record_run(record), record_workload(record), record_level(record), "", record, {}, {})
+                    for record in alone if record_server(record) == BASELINE and id(record) not in paired]
+
+
+def latest_cells(cells: Iterable[ResultCell]) -> List[ResultCell]:
+    """The last result for each configuration, workload and level, of the model that was measured last."""
+    cells = list(cells)
+    model = text_at(max(cells, key=_when).newest, "model") if cells else ""
+    latest: Dict[Tuple[str, str, int], ResultCell] = {}
+    for cell in cells:
+        if text_at(cell.newest, "model") == model:
+            latest[(cell.workload, cell.configuration, cell.concurrency)] = cell
+    return list(latest.values())
+
+
+def _when(cell: ResultCell) -> str:
+    return text_at(cell.newest, "recorded_at")
+
+
+def _known(values: Iterable[Any]) -> List[Any]:
+    """The values that are known, each once, in their order."""
+    return list(dict.fromkeys(value for value in values if value not in (None, "")))
+
+
+# --- The lesson's table ------------------------------------------------------------------------------------------------
+
+PENDING = "pending"
+LESSON_ROWS = (     # the row's words, its workloads, its level
+    ("Copy-heavy (quote a function back)", ("copy",), 1),
+    ("Closed questions", ("closed",), 1),
+    ("Open-ended writing", ("open",), 1),
+    ("Concurrency 10, mixed", ("mixed", "builtin"), 10),
+)
+_LESSON_COLUMNS = (Column("Workload"), number("Baseline tokens/s"), number("With draft tokens/s"), number("Ratio"),
+                   number("Acceptance"), Column("Completions identical"))
+
+
+def lesson_table(records: Iterable[Record], configuration: Optional[str] = None) -> Table:
+    """The lesson's four rows, each from its latest comparison; a row that was never measured stays pending."""
+    cells = _lesson_cells(result_cells(records), configuration)
+    rows = [(words, *_lesson_row(cell)) for (words, _, _), cell in zip(LESSON_ROWS, cells)]
+    return Table("Speculative decoding: the four workloads", _LESSON_COLUMNS, tuple(rows),
+                 _lesson_footer([cell for cell in cells if cell]))
+
+
+def _lesson_cells(cells: Sequence[ResultCell], configuration: Optional[str]) -> List[Optional[ResultCell]]:
+    """For each row its latest comparison, None where there is none."""
+    compared = [cell for cell in cells if cell.comparison and configuration in (None, cell.configuration)]
+    return [next((cell for cell in reversed(compared)
+                  if cell.workload in workloads and cell.concurrency == level), None)
+            for _, workloads, level in LESSON_ROWS]
+
+
+def _lesson_row(cell: Optional[ResultCell]) -> Tuple[str, ...]:
+    if cell is None:
+        return (PENDING,) * (len(_LESSON_COLUMNS) - 1)
+    return (_decimal(cell.baseline_tokens_per_s, 1), _decimal(cell.speculative_tokens_per_s, 1),
+            times(cell.throughput_ratio), percent(cell.acceptance_rate), _identical_words(cell))
+
+
+def _identical_words(cell: ResultCell) -> str:
+    """'yes, 24 of 24', or 'no, 5 of 8 (rounding only)'."""
+    if not cell.compared or cell.identical is None:
+        return DASH
+    counts = f"{cell.identical:.0f} of {cell.compared:.0f}"
+    if cell.identical == cell.compared:
+        return f"yes, {counts}"
+    word = text_at(cell.comparison, "verdict", "answers")
+    return f"no, {counts} ({word})" if word else f"no, {counts}"
+
+
+def _lesson_footer(cells: Sequence[ResultCell]) -> Tuple[str, ...]:
+    """What makes the rows reproducible: track, engine and build, model, context, day."""
+    if not cells:
+        return ("Nothing measured yet.",)
+    facts = (("Track", [text_at(cell.speculative, "track") or text_at(cell.comparison, "track") for cell in cells]),
+             ("engine", [_engine_words(cell.comparison) for cell in cells]),
+             ("model (the same on both servers)", [text_at(cell.comparison, "model") for cell in cells]),
+             ("configuration", [cell.configuration for cell in cells]),
+             ("context", [_context_words(cell) for cell in cells]),
+             ("day", [_when(cell)[:10] for cell in cells]))
+    told = [f"{name}: {', '.join(_known(values)) or DASH}" for name, values in facts]
+    return (" · ".join(told),)
+
+
+def _engine_words(record: Record) -> str:
+    return " ".join(_known([text_at(record, "engine"), text_at(record, "engine_version")]))
+
+
+def _context_words(cell: ResultCell) -> str:
+    tokens = _first_known(number_at(cell.speculative, "server", "context_tokens"),
+                          number_at(cell.baseline, "server", "context_tokens"))
+    return "" if tokens is None else f"{tokens:,.0f} tokens"
+
+
+def _decimal(value: Optional[float], decimals: int) -> str:
+    return DASH if value is None else f"{value:,.{decimals}f}"
+
+
+def times(value: Optional[float]) -> str:
+    """A ratio as a person reads it: '1.62×'."""
+    return DASH if value is None else f"{value:.2f}×"
+
+
+def percent(value: Optional[float], decimals: int = 0) -> str:
+    """A share as a person reads it: '62 %'."""
+    return DASH if value is None else f"{value * 100:.{decimals}f} %"
+
+
+def duration(seconds: Optional[float]) -> str:
+    """Seconds as a person reads them: '0.52 ms', '123 ms', '4.87 s'."""
+    if seconds is None:
+        return DASH
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.1 else f"{seconds * 1000:.3g} ms"
+
+
+# --- Filling in somebody's own Markdown table --------------------------------------------------------------------------
+
+_FILLABLE = (   # a heading's words -> the place in a lesson row
+    (r"baseline.*tok", 0), (r"(draft|specul).*tok", 1), (r"ratio|speed-?up", 2), (r"acceptance", 3), (r"identical", 4))
+_UNFILLED = re.compile(r"[\s*_]*(pending|tbd|expected:? *(yes|no)?)?[\s*_]*", re.IGNORECASE)
+
+
+def fill_pending(markdown: str, records: Iterable[Record], configuration: Optional[str] = None) -> str:
+    """The Markdown with the empty and pending cells of the lesson's table filled in; every other byte as it was."""
+    cells = _lesson_cells(result_cells(records), configuration)
+    lines = re.split(r"(?<=\n)", markdown)
+    places: List[Optional[int]] = []        # of the table that the line stands in: what each column takes
+    fenced = False
+    for i, line in enumerate(lines):
+        fenced ^= bool(re.match(r" {0,3}(```|~~~)", line))
+        if fenced or "|" not in line:
+            places = []
+        elif _is_rule(line) and i:
+            places = _column_places(lines[i - 1])
+        elif places:
+            lines[i] = _filled_row(line, places, cells)
+    return "".join(lines)
+
+
+def _is_rule(line: str) -> bool:
+    return bool(re.fullmatch(r"\s*\|?(\s*:?-+:?\s*\|)+\s*(:?-+:?)?\s*", line))
+
+
+def _split_row(line: str) -> List[str]:
+    """The cells of a pipe row, with the pieces before the first and after the last pipe as they are."""
+    return re.split(r"(?<!\\)\|", line)
+
+
+def _column_places(heading: str) -> List[Optional[int]]:
+    """For each piece of the heading the place in a lesson row that fills it; empty where this is another table."""
+    places = [next((place for words, place in _FILLABLE if re.search(words, piece, re.IGNORECASE)), None)
+              for piece in _split_row(heading)]
+    return places if re.search("workload", heading, re.IGNORECASE) and any(p is not None for p in places) else []
+
+
+def _filled_row(line: str, places: Sequence[Optional[int]], cells: Sequence[Optional[ResultCell]]) -> str:
+    pieces = _split_row(line)
+    leading = 1 if line.lstrip().startswith("|") else 0
+    cell = _row_cell(pieces[leading] if leading < len(pieces) else "", cells)
+    if cell is None:
+        return line
+    values = _lesson_row(cell)
+    last = len(pieces) - 1 if pieces[-1].strip() == "" else len(pieces)     # what follows the closing pipe is no cell
+    for i, place in enumerate(places[:last]):
+        if i > leading and place is not None and values[place] != DASH and _UNFILLED.fullmatch(pieces[i]):
+            pieces[i] = _in_place_of(pieces[i], markdown_text(values[place]))
+    return "|".join(pieces)
+
+
+def _row_cell(words: str, cells: Sequence[Optional[ResultCell]]) -> Optional[ResultCell]:
+    """The measurement that a row asks for by its first cell."""
+    marks = (r"\bcopy", r"\bclosed", r"\bopen", r"concurrency *10\b")
+    return next((cell for mark, cell in zip(marks, cells) if re.search(mark, words, re.IGNORECASE)), None)
+
+
+def _in_place_of(piece: str, value: str) -> str:
+    """The value, padded to the cell's own width where it fits, so that a neat table stays neat."""
+    line_end = piece[len(piece.rstrip("\r\n")):]     # a last cell without a closing pipe holds the line's end
+    return f" {value} ".ljust(len(piece) - len(line_end)) + line_end
+
+
+# --- The tutorial's tables ---------------------------------------------------------------------------------------------
+
+
+def tutorial_tables(records: Iterable[Record]) -> List[Table]:
+    """For each workload: acceptance length and speedup by level; outputs and accuracy, the noise floor first."""
+    cells = [cell for cell in latest_cells(result_cells(records)) if cell.configuration]
+    tables: List[Table] = []
+    for workload in _known(cell.workload for cell in cells):
+        own = [cell for cell in cells if cell.workload == workload]
+        tables += [_speed_table(workload, own), _outputs_table(workload, own)]
+    return tables
+
+
+def _levels(cells: Iterable[ResultCell]) -> List[int]:
+    return sorted({cell.concurrency for cell in cells})
+
+
+def _by_configuration(cells: Iterable[ResultCell]) -> Dict[str, Dict[int, ResultCell]]:
+    """Cells of one workload by configuration, then by level."""
+    table: Dict[str, Dict[int, ResultCell]] = {}
+    for cell in cells:
+        table.setdefault(cell.configuration, {})[cell.concurrency] = cell
+    return table
+
+
+def _speed_table(workload: str, cells: Sequence[ResultCell]) -> Table:
+    levels = _levels(cells)
+    columns = [Column("Configuration"), number(f"Acceptance length at {levels[0]}", "tokens", 2)]
+    columns += [number(f"Speedup at {level}", "", 2) for level in levels]
+    columns += [number(f"Throughput at {level}", "tokens/s", 1) for level in levels]
+    rows: List[Tuple[Cell, ...]] = []
+    for name, by_level in _by_configuration(cells).items():
+        at = [by_level.get(level) for level in levels]
+        rows.append((name, at[0].acceptance_length if at[0] else None, *[cell.speedup if cell else None for cell in at],
+                     *[cell.speculative_tokens_per_s if cell else None for cell in at]))
+    return Table(f"{workload}: acceptance and speed", tuple(columns), tuple(rows),
+                 ("Acceptance length counts the bonus token. Speedup: decode speed of a request over the baseline's at "
+                  "the same concurrency.",))
+
+
+_OUTPUT_COLUMNS = (Column("Configuration"), number("Exact match", "%", 0, 100), number("Prefix agreement", "%", 0, 100),
+                   number("Accuracy"), Column("Answers"))
+
+
+def _outputs_table(workload: str, cells: Sequence[ResultCell]) -> Table:
+    """Outputs against the baseline at the lowest level, under the baseline's agreement with itself."""
+    lowest = _levels(cells)[0]
+    rows: List[Tuple[Cell, ...]] = [_floor_row([cell for cell in cells if cell.concurrency == lowest])]
+    for name, by_level in _by_configuration(cells).items():
+        record = by_level[lowest].comparison if lowest in by_level else {}
+        rows.append((name, by_level[lowest].exact_match if record else None, number_at(record, "prefix_agreement"),
+                     counts_words(value_at(record, "speculative_accuracy")),
+                     text_at(record, "verdict", "answers") or None))
+    return Table(f"{workload}: outputs and accuracy", _OUTPUT_COLUMNS, tuple(rows),
+                 (f"Held against the baseline's answers at concurrency {lowest}.",))
+
+
+def _floor_row(cells: Sequence[ResultCell]) -> Tuple[Cell, ...]:
+    """The baseline against itself: what disagreement costs nothing."""
+    floor = _first_known(*[value_at(cell.comparison, "noise_floor") for cell in cells])
+    accuracy = _first_known(*[value_at(cell.comparison, "baseline_accuracy") for cell in cells])
+    level = number_at(floor or {}, "concurrency")
+    name = "noise floor: baseline again" + (f", at {level:.0f}" if level else "")
+    return (name, number_at(floor or {}, "exact_match"), number_at(floor or {}, "prefix_agreement"),
+            counts_words(accuracy), None)
+
+
+def counts_words(accuracy: Any) -> Optional[str]:
+    """'17 of 26', None where nothing was graded."""
+    correct, of = number_at(accuracy or {}, "correct"), number_at(accuracy or {}, "of")
+    return None if correct is None or not of else f"{correct:.0f} of {of:.0f}"
+
+
+# --- What is on screen after a run -------------------------------------------------------------------------------------
+
+_NAME_WIDTH = 16
+
+
+def _fact(name: str, value: str, width: int) -> List[str]:
+    """One named fact, wrapped under itself. Names are ours, values may be a server's."""
+    lines = wrapped(terminal_text(value), max(20, width - _NAME_WIDTH - 2))
+    return [f"  {name if i == 0 else '':<{_NAME_WIDTH}}{line}".rstrip() for i, line in enumerate(lines)]
+
+
+def endpoint_block(record: Record, width: int = 80) -> List[str]:
+    """One server's pass in a few lines, every number with its unit, and the caveats with their remedies below."""
+    where = [record_server(record), _engine_words(record), record_workload(record),
+             f"concurrency {record_level(record)}"]
+    lines = wrapped(terminal_text(" · ".join(_known(where))), width)
+    for name, value in _endpoint_facts(record):
+        lines += _fact(name, value, width)
+    return lines + caveat_lines(record, width)
+
+
+def _endpoint_facts(record: Record) -> List[Tuple[str, str]]:
+    facts = [("requests", _requests_words(record)), ("output", _output_words(record))]
+    timed = (("decode speed", _rate_words(number_at(record, "decode_tokens_per_s", "mean"), " a request (mean)")),
+             ("TTFT p50", duration(number_at(record, "ttft_s", "p50"))),
+             ("TPOT p50", duration(number_at(record, "tpot_s", "p50"))))
+    facts += [(name, value) for name, value in timed if value != DASH or "ttft_s" in record]
+    facts.append(("latency", f"p50 {duration(number_at(record, 'latency_s', 'p50'))}, "
+                             f"max {duration(number_at(record, 'latency_s', 'max'))}"))
+    facts += [("acceptance", words) for words in _acceptance_words(record)]
+    accuracy = counts_words(value_at(record, "accuracy"))
+    return facts + ([("right answers", accuracy)] if accuracy else [])
+
+
+def _requests_words(record: Record) -> str:
+    words = f"{_decimal(number_at(record, 'completed'), 0)} of {_decimal(number_at(record, 'requests'), 0)} answered"
+    if number_at(record, "failed"):
+        words += f", {record['failed']:.0f} failed; first: {text_at(record, 'first_error') or 'no message'}"
+    return words + (" (interrupted)" if value_at(record, "interrupted") is True else "")
+
+
+def _output_words(record: Record) -> str:
+    tokens = number_at(record, "output_tokens")
+    if tokens is None:
+        return "tokens not measured (the server counts none)"
+    return f"{tokens:,.0f} tokens, {_rate_words(number_at(record, 'output_tokens_per_s'))}"
+
+
+def _rate_words(value: Optional[float], of: str = "") -> str:
+    return DASH if value is None else f"{value:,.1f} tokens/s{of}"
+
+
+def _acceptance_words(record: Record) -> List[str]:
+    """What became of the drafts, one line a meaning; the reason where nothing was measured; nothing for a plain server."""
+    found = value_at(record, "acceptance") or {}
+    measured = (("rate", percent(number_at(found, "acceptance_rate"), 1)),
+                ("length", _tokens_words(number_at(found, "acceptance_length"), "a step, bonus token included")),
+                ("yield", _tokens_words(number_at(found, "tokens_per_target_pass"), "a target pass")))
+    if record_server(record) == BASELINE and number_at(found, "acceptance_rate") is None:
+        return []
+    lines = [f"{name} {value}" for name, value in measured if value != DASH]
+    source, missing = text_at(found, "source"), text_at(found, "missing")
+    if lines:
+        return [", ".join(lines) + (f" (from {source})" if source else "")]
+    return [f"not measured: {missing}"] if missing else []
+
+
+def _tokens_words(value: Optional[float], of: str) -> str:
+    return DASH if value is None else f"{value:.2f} tokens {of}"
+
+
+def caveat_lines(record: Record, width: int = 80) -> List[str]:
+    """The record's caveats, each with what to do about it."""
+    lines: List[str] = []
+    for caveat in list_at(record, "caveats"):
+        sentence, remedy = text_at(caveat, "sentence") or str(caveat), text_at(caveat, "remedy")
+        lines += _hanging("  ! ", sentence, width) + (_hanging("    try: ", remedy, width) if remedy else [])
+    return lines
+
+
+def _hanging(mark: str, text: str, width: int) -> List[str]:
+    lines = wrapped(terminal_text(text), max(20, width - len(mark)))
+    return [(mark if i == 0 else " " * len(mark)) + line for i, line in enumerate(lines)]
+
+
+def comparison_block(record: Record, width: int = 80) -> List[str]:
+    """One configuration against the baseline: answers, speed, the two words with their reasons, advice, caveats."""
+    cell = _compared_cell(record, {})
+    where = [f"{cell.configuration} against {text_at(record, 'baseline_label') or BASELINE}", cell.workload,
+             f"concurrency {cell.concurrency}"]
+    lines = wrapped(terminal_text(" · ".join(where)), width)
+    for name, value in _comparison_facts(cell):
+        lines += _fact(name, value, width)
+    for reason in list_at(record, "verdict", "reasons"):
+        lines += _hanging("    - ", str(reason), width)
+    lines += _tails(record, cell.configuration, width)
+    for advice in list_at(record, "advice"):
+        lines += _hanging("  > ", str(advice), width)
+    return lines + caveat_lines(record, width)
+
+
+def _comparison_facts(cell: ResultCell) -> List[Tuple[str, str]]:
+    record = cell.comparison
+    facts = [("identical", _agreement_words(cell))]
+    floor = value_at(record, "noise_floor")
+    if floor:
+        facts.append(("noise floor", f"baseline against itself: exact match {percent(number_at(floor, 'exact_match'))}, "
+                                     f"prefix agreement {percent(number_at(floor, 'prefix_agreement'))}"))
+    facts += [("throughput", f"{_rate_words(cell.baseline_tokens_per_s)} to {_rate_words(cell.speculative_tokens_per_s)}"),
+              ("ratio", _ratio_line(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
+    if number_at(record, "decode_ratio", "value") is not None:
+        facts.append(("decode ratio", _ratio_line(record["decode_ratio"], None)))
+    accuracy = [counts_words(value_at(record, side)) for side in ("baseline_accuracy", "speculative_accuracy")]
+    facts += [("right answers", f"{accuracy[0]} to {accuracy[1]}")] if all(accuracy) else []
+    return facts + [(word, text_at(record, "verdict", word).upper()) for word in ("speed", "answers")
+                    if text_at(record, "verdict", word)]
+
+
+def _agreement_words(cell: ResultCell) -> str:
+    if cell.compared is None:
+        return "nothing compared"
+    words = f"{_decimal(cell.identical, 0)} of {cell.compared:.0f} answers"
+    prefix = number_at(cell.comparison, "prefix_agreement")
+    return words if prefix is None else f"{words}, prefix agreement {percent(prefix)}"
+
+
+def _ratio_line(ratio: Any, otherwise: Optional[float]) -> str:
+    """'1.54× [1.40, 1.68] from 24 pairs'."""
+    value, low, high = (number_at(ratio or {}, key) for key in ("value", "low", "high"))
+    words = times(value if value is not None else otherwise)
+    if low is not None and high is not None:
+        words += f" [{low:.2f}, {high:.2f}]"
+    pairs = number_at(ratio or {}, "pairs")
+    return f"{words} from {pairs:.0f} pairs" if pairs else words
+
+
+def _tails(record: Record, other: str, width: int) -> List[str]:
+    """Where the first answers part, and how each goes on, a line a server."""
+    lines: List[str] = []
+    for divergence in list_at(record, "text_comparison", "divergences")[:3]:
+        lines += _fact("difference", divergence_words(divergence), width)
+        for name, side in ((BASELINE, "baseline_tail"), (other, "speculative_tail")):
+            tail = terminal_text(f'{name}: "{text_at(divergence, side)}"')
+            lines.append(" " * (_NAME_WIDTH + 2) + abbreviated(tail, max(20, width - _NAME_WIDTH - 2)))
+    return lines
+
+
+def abbreviated(text: str, width: int) -> str:
+    """The text, cut to `width` columns with an ellipsis where it is longer."""
+    return text if text_width(text) <= width else _split_word(text, width - 1)[0] + "…"
+
+
+def divergence_words(divergence: Record) -> str:
+    """'prompt copy-07, fork at character 13 (byte 15), margin 0.004 nats'."""
+    prompt = text_at(divergence, "prompt_id") or f"number {_decimal(number_at(divergence, 'prompt_index'), 0)}"
+    place, byte = (number_at(divergence, key) for key in ("first_difference_at_char", "first_difference_at_byte"))
+    words = [f"prompt {prompt}, {text_at(divergence, 'kind') or 'difference'}"]
+    words[0] += "" if place is None else f" at character {place:.0f}" + ("" if byte is None else f" (byte {byte:.0f})")
+    channel = text_at(divergence, "channel")
+    words += [f"in {channel}"] if channel not in ("", "content") else []
+    margin = number_at(divergence, "margin_nats")
+    words += [] if margin is None else [f"margin {margin:.3g} nats"]
+    return ", ".join(words + _known([text_at(divergence, "detail")]))
+
+
+# --- What is in a notebook ---------------------------------------------------------------------------------------------
+
+
+def notebook_listing(records: Iterable[Record]) -> Table:
+    """One row a run: its label, day, engine, what was asked, and the verdict."""
+    runs: Dict[str, List[Record]] = {}
+    for record in records:
+        if record_kind(record):
+            runs.setdefault(record_run(record), []).append(record)
+    columns = (Column("Label"), Column("Date"), Column("Engine"), Column("Workloads"), Column("Configurations"),
+               Column("Verdict"))
+    return Table("", columns, tuple(_listing_row(label, own) for label, own in runs.items()))
+
+
+def _listing_row(label: str, records: Sequence[Record]) -> Tuple[Cell, ...]:
+    """A run in words; its verdict counts the cells of each word where there are several."""
+    asked: Dict[str, List[int]] = {}
+    for record in records:
+        asked.setdefault(record_workload(record), []).append(record_level(record))
+    workloads = "; ".join(f"{name} at {', '.join(map(str, sorted(set(levels))))}" for name, levels in asked.items())
+    cells = [cell for cell in result_cells(records)]
+    names = ", ".join(_known(cell.configuration for cell in cells)) or "baseline alone"
+    return (label, max(text_at(record, "recorded_at")[:10] for record in records) or None,
+            ", ".join(_known(_engine_words(record) for record in records)) or None, workloads, names,
+            _verdict_counts([cell for cell in cells if cell.comparison]))
+
+
+def _verdict_counts(cells: Sequence[ResultCell]) -> Optional[str]:
+    words = [", ".join(_known(text_at(cell.comparison, "verdict", side) for side in ("speed", "answers")))
+             for cell in cells]
+    counts = {word: words.count(word) for word in _known(words)}
+    return "; ".join(word if len(words) == 1 else f"{count} × {word}" for word, count in counts.items()) or None
+
+
+# --- A spreadsheet -----------------------------------------------------------------------------------------------------
+#
+# One row a result cell, the baseline and the configuration side by side. The order is stable and new columns join at the
+# end. Units are in the names (_s seconds, _tokens_per_s), shares are 0..1, what was not measured is empty.
+
+_SIDE_COLUMNS = (   # of each server: the column's name after 'baseline_' or 'speculative_', and its place in the record
+    ("engine", ("engine",)), ("engine_version", ("engine_version",)), ("requests", ("requests",)),
+    ("completed", ("completed",)), ("failed", ("failed",)), ("wall_s", ("wall_s",)), ("output_tokens", ("output_tokens",)),
+    ("output_tokens_per_s", ("output_tokens_per_s",)), ("decode_mean_tokens_per_s", ("decode_tokens_per_s", "mean")),
+    ("decode_p50_tokens_per_s", ("decode_tokens_per_s", "p50")), ("ttft_p50_s", ("ttft_s", "p50")),
+    ("ttft_p99_s", ("ttft_s", "p99")), ("tpot_p50_s", ("tpot_s", "p50")), ("tpot_p99_s", ("tpot_s", "p99")),
+    ("latency_p50_s", ("latency_s", "p50")), ("latency_mean_s", ("latency_s", "mean")), ("latency_max_s", ("latency_s", "max")),
+    ("accuracy_correct", ("accuracy", "correct")), ("accuracy_of", ("accuracy", "of")),
+    ("context_tokens", ("server", "context_tokens")), ("slots", ("server", "slots")),
+    ("kv_cache_tokens", ("server", "kv_cache_tokens")), ("interrupted", ("interrupted",)), ("run_file", ("run_file",)))
+_DRAFT_COLUMNS = (
+    ("method", ("server", "speculation", "method")), ("draft_length", ("server", "speculation", "draft_tokens")),
+    ("drafts", ("acceptance", "drafts")), ("draft_tokens", ("acceptance", "draft_tokens")),
+    ("accepted_tokens", ("acceptance", "accepted_tokens")), ("accept_rate", ("acceptance", "acceptance_rate")),
+    ("accept_len_incl_bonus", ("acceptance", "acceptance_length")),
+    ("tokens_per_target_pass", ("acceptance", "tokens_per_target_pass")),
+    ("acceptance_source", ("acceptance", "source")), ("acceptance_missing", ("acceptance", "missing")))
+_COMPARED_COLUMNS = (
+    ("throughput_ratio_low", ("throughput_ratio", "low")), ("throughput_ratio_high", ("throughput_ratio", "high")),
+    ("decode_ratio", ("decode_ratio", "value")), ("decode_ratio_low", ("decode_ratio", "low")),
+    ("decode_ratio_high", ("decode_ratio", "high")), ("ratio_pairs", ("decode_ratio", "pairs")),
+    ("self_ratio", ("self_ratio", "value")), ("compared", ("text_comparison", "compared")),
+    ("identical", ("text_comparison", "identical")), ("divergent", ("text_comparison", "divergent")),
+    ("prefix_agreement", ("prefix_agreement",)), ("noise_floor_exact_match", ("noise_floor", "exact_match")),
+    ("noise_floor_prefix_agreement", ("noise_floor", "prefix_agreement")),
+    ("noise_floor_concurrency", ("noise_floor", "concurrency")), ("ruler_p99_nats", ("ruler", "p99_nats")),
+    ("smallest_detectable_change", ("smallest_detectable_change",)), ("verdict_speed", ("verdict", "speed")),
+    ("verdict_answers", ("verdict", "answers")), ("step_cost", ("break_even", "step_cost", "value")),
+    ("draft_cost", ("break_even", "draft_cost", "value")),
+    ("break_even_acceptance", ("break_even", "break_even_acceptance")),
+    ("best_draft_length", ("break_even", "best_draft_length")), ("best_speedup", ("break_even", "best_speedup")),
+    ("crossover_concurrency", ("break_even", "crossover", "concurrency")),
+    ("kv_cache_tokens_lost", ("break_even", "kv_cache_tokens_lost")))
+_NEWEST_COLUMNS = (("recorded_at", ("recorded_at",)), ("model", ("model",)), ("prompts_sha256", ("prompts_sha256",)),
+                   ("tool_version", ("tool_version",)))
+_ASKED_COLUMNS = (("track", ("track",)), ("max_tokens", ("max_tokens",)), ("repeats", ("repeats",)),
+                  ("prompt_count", ("prompt_count",)))
+
+CSV_COLUMNS = (
+    "run", "workload", "configuration", "concurrency", *(name for name, _ in _NEWEST_COLUMNS + _ASKED_COLUMNS),
+    *(f"baseline_{name}" for name, _ in _SIDE_COLUMNS), *(f"speculative_{name}" for name, _ in _SIDE_COLUMNS),
+    *(name for name, _ in _DRAFT_COLUMNS), "throughput_ratio", "exact_match", *(name for name, _ in _COMPARED_COLUMNS),
+    "caveats")
+
+
+def csv_text(records: Iterable[Record], decimal_comma: bool = False, bom: bool = False) -> str:
+    """One row a result cell (workload, configuration, level) as RFC 4180 text, columns as in CSV_COLUMNS."""
+    rows = tuple(_csv_row(cell) for cell in result_cells(records))
+    return table_csv(Table("", tuple(map(Column, CSV_COLUMNS)), rows), decimal_comma, bom)
+
+
+def _csv_row(cell: ResultCell) -> Tuple[Cell, ...]:
+    asked = cell.speculative or cell.baseline
+    row: List[Cell] = [cell.run, cell.workload, cell.configuration or None, cell.concurrency]
+    row += _picked(cell.newest, _NEWEST_COLUMNS) + _picked(asked, _ASKED_COLUMNS)
+    row += _picked(_with_throughput(cell.baseline, cell.baseline_tokens_per_s), _SIDE_COLUMNS)
+    row += _picked(_with_throughput(cell.speculative, cell.speculative_tokens_per_s), _SIDE_COLUMNS)
+    row += _picked(cell.speculative, _DRAFT_COLUMNS) + [cell.throughput_ratio, cell.exact_match]
+    caveats = [text_at(caveat, "sentence") for record in (cell.baseline, cell.speculative, cell.comparison)
+               for caveat in list_at(record, "caveats")]
+    return tuple(row + _picked(cell.comparison, _COMPARED_COLUMNS) + [" ".join(_known(caveats)) or None])
+
+
+def _with_throughput(record: Record, tokens_per_s: Optional[float]) -> Record:
+    """The pass, its throughput told by the comparison where the pass itself is in another notebook."""
+    return {**record, "output_tokens_per_s": tokens_per_s}
+
+
+def _picked(record: Record, columns: Sequence[Tuple[str, Tuple[str, ...]]]) -> List[Cell]:
+    values = [value_at(record, *path) for _, path in columns]
+    return [value if isinstance(value, (str, int, float)) and value != "" else None for value in values]
+
+
+REQUEST_COLUMNS = (
+    "run", "started_at", "server", "engine", "engine_version", "model", "workload", "category", "concurrency", "purpose",
+    "prompt_id", "repeat", "ok", "error", "finish_reason", "sent_s", "connect_s", "ttft_s", "first_answer_at_s", "tpot_s",
+    "e2el_s", "decode_tokens_per_s", "chunks", "prompt_tokens", "cached_tokens", "completion_tokens", "token_source",
+    "drafts", "draft_tokens", "accepted_tokens", "answer_chars", "reasoning_chars", "tool_calls", "run_file")
+
+
+def requests_csv(runs: Iterable[Run], decimal_comma: bool = False, bom: bool = False) -> str:
+    """One row a request as RFC 4180 text, columns as in REQUEST_COLUMNS; no text of an answer is in it."""
+    rows = tuple(_request_row(run, each, reply) for run in runs for each in run.passes for reply in each.replies)
+    return table_csv(Table("", tuple(map(Column, REQUEST_COLUMNS)), rows), decimal_comma, bom)
+
+
+def _request_row(run: Run, of: Pass, reply: Reply) -> Tuple[Cell, ...]:
+    prompt, drafted = run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
+    server = run.servers.get(of.server) or Server(of.server, "", "", (), "")
+    return (run.label, run.started_at, of.server, server.engine, server.version,
+            server.model, of.workload, prompt.category if prompt else None, of.concurrency, of.purpose,
+            reply.prompt_id, reply.repeat, reply.ok, reply.error, reply.finish_reason, reply.sent_s, reply.connected_s,
+            reply.ttft_s, reply.first_answer_s, reply.tpot_s, reply.e2el_s, reply.decode_tokens_per_s,
+            len(reply.chunk_at_s), reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.token_source,
+            drafted.drafts, drafted.draft_tokens, drafted.accepted_tokens, _length(reply.content),
+            _length(reply.reasoning), _length(reply.tool_calls), run.path or None)
+
+
+def _length(text: Optional[Sequence[Any]]) -> Optional[int]:
+    return None if text is None else len(text)
+
+
+# --- The tutorial's summary --------------------------------------------------------------------------------------------
+
+
+def export_json(records: Iterable[Record]) -> Dict[str, Any]:
+    """The latest results in the shape of the tutorial's summary: for each workload a row a configuration, baseline first.
+
+    Levels are keys of JSON objects, hence text. Shares are 0..1, null is "not measured".
+    """
+    cells = latest_cells(result_cells(records))
+    named = _known(cell.configuration for cell in cells)
+    return {"schema": SCHEMA, "model": text_at(cells[0].newest, "model") if cells else None,
+            "configs": [BASELINE, *named] if any(cell.baseline for cell in cells) else named,
+            "concurrencies": _levels(cells),
+            "workloads": {workload: _workload_summary([cell for cell in cells if cell.workload == workload])
+                          for workload in _known(cell.workload for cell in cells)}}
+
+
+def _workload_summary(cells: Sequence[ResultCell]) -> Dict[str, Any]:
+    lowest = _levels(cells)[0]
+    floor = _first_known(*[value_at(cell.comparison, "noise_floor") for cell in cells if cell.concurrency == lowest])
+    baseline = {cell.concurrency: cell.baseline for cell in cells if cell.baseline}
+    rows = [_baseline_summary(cells, baseline)] if baseline else []
+    rows += [_row_summary(name, by_level) for name, by_level in _by_configuration(cells).items() if name]
+    return {"noise_floor_exact_match": number_at(floor or {}, "exact_match"),
+            "noise_floor_prefix_agreement": number_at(floor or {}, "prefix_agreement"), "rows": rows}
+
+
+def _baseline_summary(cells: Sequence[ResultCell], by_level: Mapping[int, Record]) -> Dict[str, Any]:
+    accuracy = _first_known(value_at(by_level[min(by_level)], "accuracy"),
+                            *[value_at(cell.comparison, "baseline_accuracy") for cell in cells])
+    throughput = {str(level): number_at(record, "output_tokens_per_s") for level, record in sorted(by_level.items())}
+    return {"config": BASELINE, "acceptance_length": None, "speedup": {level: 1.0 for level in throughput},
+            "throughput_tok_s": throughput, **_lowest_times(by_level[min(by_level)]), "exact_match": None,
+            "prefix_agreement": None, "gsm8k_accuracy": _share(accuracy)}
+
+
+def _row_summary(name: str, by_level: Mapping[int, ResultCell]) -> Dict[str, Any]:
+    lowest = by_level[min(by_level)]
+    ordered = sorted(by_level.items())
+    accuracy = _first_known(value_at(lowest.comparison, "speculative_accuracy"), value_at(lowest.speculative, "accuracy"))
+    return {"config": name, "acceptance_length": lowest.acceptance_length,
+            "speedup": {str(level): cell.speedup for level, cell in ordered},
+            "throughput_tok_s": {str(level): cell.speculative_tokens_per_s for level, cell in ordered},
+            **_lowest_times(lowest.speculative), "exact_match": lowest.exact_match,
+            "prefix_agreement": number_at(lowest.comparison, "prefix_agreement"), "gsm8k_accuracy": _share(accuracy)}
+
+
+def _lowest_times(record: Record) -> Dict[str, Optional[float]]:
+    tpot_s = number_at(record, "tpot_s", "p50")
+    return {"tpot_p50_ms": None if tpot_s is None else tpot_s * 1000, "ttft_p50_s": number_at(record, "ttft_s", "p50")}
+
+
+def _share(accuracy: Any) -> Optional[float]:
+    """Correct answers of a graded workload, 0..1. The name gsm8k_accuracy is the tutorial's; any graded workload has it."""
+    correct, of = number_at(accuracy or {}, "correct"), number_at(accuracy or {}, "of")
+    return None if correct is None or not of else correct / of
+
+
+# --- Charts: small pure functions that return SVG ----------------------------------------------------------------------
+#
+# Drawn 360 units wide and shown at about that many pixels, on a telephone and as one of three on a desk alike, so that
+# their text keeps its size. Colour is never the only sign: a series has its marker, its dash pattern and its name.
+
+_WIDE = 360
+_LABEL_ROOM = 112       # right of a line chart for the names of its lines, left of a bar chart for those of its bars
+_MARKERS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.5-3.5h7v7h-7z", "M0-4.5L4.5 3.5h-9z", "M0-5L5 0 0 5-5 0z",
+    "M0 4.5L4.5-3.5h-9z", "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z", "M-4.5-2.5L0-5l4.5 2.5v5L0 5l-4.5-2.5z",
+    "M-4.5-1.5h9v3h-9z")
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 4", "3 3")
+_COLOURS = 7            # then they come again, with another marker and dash pattern
+BASELINE_STYLE = 7
+
+
+class Point(NamedTuple):
+    """One value of a series with its interval, where it has one."""
+
+    x: float
+    y: Optional[float]
+    low: Optional[float] = None
+    high: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line; `style` gives its colour, marker and dash pattern."""
+
+    name: str
+    style: int
+    points: Tuple[Point, ...]
+
+    @property
+    def known(self) -> Tuple[Point, ...]:
+        """The points that were measured."""
+        return tuple(point for point in self.points if point.y is not None)
+
+    @property
+    def values(self) -> List[float]:
+        """The values of the points that were measured."""
+        return [point.y for point in self.points if point.y is not None]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart says around its data. `reference` is a line to hold values against.
+
+    The value axis goes from `low` to `high`; a `low` above 0 makes it logarithmic: each grid line is twice the one below.
+    """
+
+    title: str
+    x_name: str
+    unit: str
+    high: float
+    x_ticks: Tuple[float, ...] = ()
+    reference: Optional[Tuple[float, str]] = None
+    low: float = 0
+
+    @property
+    def value_ticks(self) -> List[float]:
+        """The values that have a grid line."""
+        if not self.low:
+            return nice_ticks(self.high)
+        steps = range(math.floor(math.log2(self.low)), math.ceil(math.log2(max(self.high, self.low * 2))) + 1)
+        return [2.0 ** step for step in steps]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A stretch of numbers laid over a stretch of the drawing."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Where the value is drawn; values beyond the ends are drawn at the ends."""
+        low, high, value = (math.log2(max(n, 1e-9)) if self.log else n for n in (self.low, self.high, value))
+        share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
+        return self.start + share * (self.end - self.start)
+
+
+def nice_ticks(high: float, most: int = 5) -> List[float]:
+    """Round numbers from 0 to at least `high`, at most `most` steps apart."""
+    if high <= 0 or not math.isfinite(high):
+        return [0.0, 1.0]
+    power = 10 ** math.floor(math.log10(high / most))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if high <= power * factor * most * (1 + 1e-9))
+    return [round(step * i, 12) for i in range(math.ceil(high / step - 1e-9) + 1)]     # 0.6, not 0.6000000000000001
+
+
+def spread(wanted: Sequence[float], gap: float, high: float) -> List[float]:
+    """The wanted places moved as little as makes them `gap` apart, none beyond `high`: labels that do not collide."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    placed = list(wanted)
+    for before, i in zip(order, order[1:]):
+        placed[i] = max(placed[i], placed[before] + gap)
+    limit = high
+    for i in reversed(order):
+        placed[i] = min(placed[i], limit)
+        limit = placed[i] - gap
+    return placed
+
+
+def line_chart(chart: Chart, series: Sequence[Series]) -> str:
+    """Lines with interval whiskers over levels or positions, each named at its right end."""
+    series = [each for each in series if each.known]
+    if not series:
+        return _nothing(chart.title)
+    ticks = chart.x_ticks or tuple(sorted({point.x for each in series for point in each.known}))
+    x = Scale(min(ticks), max(ticks), 58, _WIDE - _LABEL_ROOM - 14, log=bool(chart.x_ticks))
+    y = Scale(chart.value_ticks[0], chart.value_ticks[-1], 206, 12, log=bool(chart.low))
+    parts = [_value_axis(chart, y), _level_axis(chart, x, ticks), _reference_line(chart, y)]
+    parts += [_line(each, x, y, _dodge(i, len(series))) for i, each in enumerate(series)]
+    return _svg(240, chart.title, _described(chart, series), parts + [_line_names(series, y)])
+
+
+def _dodge(i: int, count: int) -> float:
+    """A few units aside, so that the whiskers of neighbours can be told apart."""
+    return (i - (count - 1) / 2) * min(2.5, 12 / count)
+
+
+def _value_axis(chart: Chart, y: Scale) -> str:
+    lines = [f'<path class="grid" d="M42 {_at(y.at(tick))}H{_WIDE - _LABEL_ROOM}"/>'
+             f'<text x="37" y="{_at(y.at(tick) + 4)}" text-anchor="end">{_tick(tick)}</text>'
+             for tick in chart.value_ticks]
+    return "".join(lines)
+
+
+def _level_axis(chart: Chart, x: Scale, ticks: Sequence[float]) -> str:
+    shown_ticks = [tick for i, tick in enumerate(ticks) if len(ticks) <= 8 or i % math.ceil(len(ticks) / 8) == 0]
+    texts = [f'<text x="{_at(x.at(tick))}" y="221" text-anchor="middle">{_tick(tick)}</text>' for tick in shown_ticks]
+    middle = (x.start + x.end) / 2
+    return "".join(texts) + f'<text class="soft" x="{_at(middle)}" y="236" text-anchor="middle">{html_text(chart.x_name)}</text>'
+
+
+def _reference_line(chart: Chart, y: Scale) -> str:
+    if chart.reference is None:
+        return ""
+    value, words = chart.reference
+    return (f'<path class="ref" d="M42 {_at(y.at(value))}H{_WIDE - _LABEL_ROOM}"/>'
+            f'<text class="soft" x="44" y="{_at(y.at(value) - 4)}">{html_text(words)}</text>')
+
+
+def _line(series: Series, x: Scale, y: Scale, aside: float) -> str:
+    places = [(x.at(point.x) + aside, y.at(value), point) for point, value in zip(series.known, series.values)]
+    path = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top, _ in places)
+    dash = f' stroke-dasharray="{_dash(series.style)}"' if _dash(series.style) else ""
+    whiskers = "".join(_whisker(left, y.at(point.low), y.at(point.high)) for left, _, point in places
+                       if point.low is not None and point.high is not None)
+    markers = "".join(_marker(series.style, left, top) for left, top, _ in places)
+    return f'<g class="{_colour(series.style)}"><path class="line" d="{path}"{dash}/>{whiskers}{markers}</g>'
+
+
+def _whisker(left: float, low: float, high: float) -> str:
+    return f'<path class="whisker" d="M{_at(left)} {_at(low)}V{_at(high)}m-2.5 0h5M{_at(left - 2.5)} {_at(low)}h5"/>'
+
+
+def _marker(style: int, left: float, top: float) -> str:
+    shape = _MARKERS[style % len(_MARKERS) if style <= BASELINE_STYLE else (style + style // _COLOURS) % len(_MARKERS)]
+    return f'<path class="mark" transform="translate({_at(left)} {_at(top)})" d="{shape}"/>'
+
+
+def _dash(style: int) -> str:
+    return _DASHES[style % len(_DASHES)]
+
+
+def _colour(style: int) -> str:
+    return "c7" if style == BASELINE_STYLE else f"c{style % (_COLOURS + 1) if style < BASELINE_STYLE else style % _COLOURS}"
+
+
+def _line_names(series: Sequence[Series], y: Scale) -> str:
+    """The name of each line beside its end, with its marker, moved apart where lines end close together."""
+    left = _WIDE - _LABEL_ROOM + 11
+    tops = spread([y.at(each.values[-1]) for each in series], 14, 206)
+    return "".join(f'<g class="{_colour(each.style)}">{_marker(each.style, left, top)}'
+                   f'<text class="name" x="{left + 7}" y="{_at(top + 4)}">{html_text(abbreviated(each.name, 16))}</text></g>'
+                   for each, top in zip(series, tops))
+
+
+class Bar(NamedTuple):
+    """One bar: its name, its value with interval, and what is written beside it."""
+
+    name: str
+    style: int
+    value: Optional[float]
+    low: Optional[float]
+    high: Optional[float]
+    words: str
+
+
+def bar_chart(chart: Chart, bars: Sequence[Bar]) -> str:
+    """Bars that lie, one a configuration, names on the left and values in words at their ends."""
+    if not any(bar.value is not None for bar in bars):
+        return _nothing(chart.title)
+    ticks = nice_ticks(chart.high)
+    x, bottom = Scale(0, ticks[-1], _LABEL_ROOM, _WIDE - 84), 12 + 24 * len(bars)
+    parts = [f'<path class="grid" d="M{_at(x.at(tick))} 8V{bottom}"/>'
+             f'<text x="{_at(x.at(tick))}" y="{bottom + 14}" text-anchor="middle">{_tick(tick)}</text>' for tick in ticks]
+    parts += [_bar(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
+    parts += [_upright_reference(chart.reference, x, bottom)] if chart.reference else []
+    parts += [_bar_words(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
+    words = "; ".join(f"{bar.name} {bar.words}" for bar in bars)
+    return _svg(bottom + (34 if chart.reference else 20), chart.title, words, parts)
+
+
+def _upright_reference(reference: Tuple[float, str], x: Scale, bottom: float) -> str:
+    left, side = x.at(reference[0]), "end" if x.at(reference[0]) > _WIDE / 2 + 20 else "start"
+    return (f'<path class="ref" d="M{_at(left)} 4V{bottom + 20}"/><text class="soft" text-anchor="{side}" '
+            f'x="{_at(left + (-3 if side == "end" else 3))}" y="{bottom + 29}">{html_text(reference[1])}</text>')
+
+
+def _bar(bar: Bar, x: Scale, top: float) -> str:
+    name = (f'<text class="name" x="{_LABEL_ROOM - 8}" y="{_at(top + 14)}" text-anchor="end">'
+            f'{html_text(abbreviated(bar.name, 17))}</text>')
+    if bar.value is None:
+        return name
+    whisker = ""
+    if bar.low is not None and bar.high is not None:
+        whisker = (f'<path class="whisker over" d="M{_at(x.at(bar.low))} {_at(top + 10)}H{_at(x.at(bar.high))}'
+                   f'm0-2.5v5M{_at(x.at(bar.low))} {_at(top + 7.5)}v5"/>')
+    return (f'<g class="{_colour(bar.style)}">{name}<rect class="bar" x="{_LABEL_ROOM}" y="{_at(top + 2)}" '
+            f'width="{_at(max(x.at(bar.value) - _LABEL_ROOM, 0.5))}" height="16" rx="2"/>{whisker}</g>')
+
+
+def _bar_words(bar: Bar, x: Scale, top: float) -> str:
+    """The value beside the bar, drawn last so that no line crosses it."""
+    if bar.value is None:
+        return f'<text class="soft" x="{_LABEL_ROOM + 5}" y="{_at(top + 14)}">not measured</text>'
+    beyond = max(x.at(bar.value), x.at(bar.high or 0))
+    return f'<text class="value" x="{_at(beyond + 5)}" y="{_at(top + 14)}">{html_text(bar.words)}</text>'
+
+
+# The break-even map: where in the plane of acceptance rate and draft cost a chain of k drafted tokens pays.
+
+_BANDS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)      # speedups at the borders of the map's bands
+
+
+_MAP_STEPS = 48
+
+
+class MapPoint(NamedTuple):
+    """One measurement on the map: acceptance rate, cost of a drafted token in target steps, and which series it is of."""
+
+    alpha: float
+    cost: float
+    style: int
+    name: str
+
+
+def heat_map(title: str, draft_length: int, points: Sequence[MapPoint]) -> str:
+    """Predicted speedup over acceptance rate and draft cost for one draft length, with the measured points numbered."""
+    top_cost = nice_ticks(max([0.2] + [point.cost * 1.15 for point in points]), 4)[-1]
+    x, y = Scale(0, 1, 44, _WIDE - 12), Scale(0, top_cost, 226, 12)
+    costs = [top_cost * i / _MAP_STEPS for i in range(_MAP_STEPS + 1)]
+    edges = [[(_alpha_at(speed, draft_length, cost), cost) for cost in costs] for speed in _BANDS]
+    parts = [f'<rect class="b0" x="{x.start}" y="{y.end}" width="{x.end - x.start}" height="{y.start - y.end}"/>']
+    parts += [_band(i + 1, edge, x, y) for i, edge in enumerate(edges)]
+    parts += [_contour(i, edge, x, y) for i, edge in enumerate(edges)]
+    parts += [_map_axes(x, y, top_cost)] + _map_points(points, x, y)
+    words = "; ".join(f"{i}: {point.name}, acceptance {point.alpha:.2f}, cost {point.cost:.3f}"
+                      for i, point in enumerate(points, 1))
+    return _svg(262, title, f"Speedup predicted for draft length {draft_length}. Measured: {words or 'none'}.", parts)
+
+
+def _alpha_at(wanted: float, k: int, cost: float) -> float:
+    """The acceptance rate with the wanted speedup; 1 where it is out of reach, 0 where it is passed at once."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if speedup(middle, k, cost) < wanted else (low, middle)
+    return high
+
+
+def _band(number_of: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
+    """All that is right of the border, painted over what is left of it."""
+    outline = "L".join(f"{_at(x.at(alpha))} {_at(y.at(cost))}" for alpha, cost in edge)
+    return f'<path class="b{number_of}" d="M{outline}H{_at(x.end)}V{_at(y.start)}z"/>'
+
+
+def _contour(i: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
+    """The border of a band with its speedup written on it, neighbours at different heights."""
+    at_once = [alpha for alpha, _ in edge if alpha < 1e-4]        # here even no acceptance reaches the speedup
+    inside = [(x.at(alpha), y.at(cost)) for alpha, cost in edge[max(0, len(at_once) - 1):] if alpha < 1 - 1e-4]
+    if len(inside) < 8:
+        return ""
+    line = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top in inside)
+    left, top = inside[-2 - 3 * (i % 3)]
+    return (f'<path class="{"even" if _BANDS[i] == 1 else "contour"}" d="{line}"/><text class="on-map" '
+            f'x="{_at(min(left, x.end - 14))}" y="{_at(top + 9)}" text-anchor="middle">{_tick(_BANDS[i])}×</text>')
+
+
+def _map_axes(x: Scale, y: Scale, top_cost: float) -> str:
+    parts = [f'<text x="{_at(x.at(share))}" y="241" text-anchor="middle">{_tick(share)}</text>'
+             for share in (0, 0.25, 0.5, 0.75, 1)]
+    parts += [f'<text x="40" y="{_at(y.at(cost) + 4)}" text-anchor="end">{_tick(cost)}</text>'
+              for cost in nice_ticks(top_cost, 4)]
+    parts.append(f'<text class="soft" x="{_at((x.start + x.end) / 2)}" y="256" text-anchor="middle">'
+                 "acceptance rate of a drafted token</text>")
+    parts.append('<text class="soft" transform="translate(10 119) rotate(-90)" text-anchor="middle">'
+                 "cost of a drafted token [target steps]</text>")
+    return "".join(parts)
+
+
+def _map_points(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[str]:
+    """Numbered circles, each tied to its place where it had to step aside."""
+    parts = []
+    for i, (point, (left, top)) in enumerate(zip(points, _apart(points, x, y)), 1):
+        true_left, true_top = _at(x.at(point.alpha)), _at(y.at(point.cost))
+        parts.append(f'<g class="{_colour(point.style)}"><path class="tie" d="M{true_left} {true_top}L{_at(left)} {_at(top)}"/>'
+                     f'<circle class="spot" cx="{true_left}" cy="{true_top}" r="2.5"/>'
+                     f'<circle class="point" cx="{_at(left)}" cy="{_at(top)}" r="8"/>'
+                     f'<text class="digit" x="{_at(left)}" y="{_at(top + 3.9)}" text-anchor="middle">{i}</text></g>')
+    return parts
+
+
+def _apart(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[Tuple[float, float]]:
+    """Where the circles are drawn: above their places, and above a circle that is there already."""
+    placed: List[Tuple[float, float]] = []
+    for point in points:
+        left, top = x.at(point.alpha), y.at(point.cost) - 16
+        while any(math.hypot(left - other, top - height) < 17 for other, height in placed) and top > 20:
+            top -= 4
+        placed.append((left, top))
+    return placed
+
+
+def _svg(height: float, title: str, words: str, parts: Sequence[str]) -> str:
+    return (f'<svg viewBox="0 0 {_WIDE} {_at(height)}" role="img"><title>{html_text(title)}</title>'
+            f'<desc>{html_text(words)}</desc>{"".join(parts)}</svg>')
+
+
+def _nothing(title: str) -> str:
+    return f'<p class="note">{html_text(title)}: not measured.</p>'
+
+
+def _described(chart: Chart, series: Sequence[Series]) -> str:
+    """The chart in words, for those who do not see it."""
+    lines = [f"{each.name}: " + ", ".join(f"{point.y:.4g}{chart.unit} at {_tick(point.x)}" for point in each.known)
+             for each in series]
+    return f"{chart.x_name} against {chart.unit.strip() or 'ratio'}. " + "; ".join(lines) + "."
+
+
+def _at(value: float) -> str:
+    """A place on the drawing, to a tenth of a unit."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+# --- The page ----------------------------------------------------------------------------------------------------------
+#
+# One file that needs no network and no script. Everything in it comes from notebook and run files: it can be made again.
+
+_DIFFERENCES_SHOWN = 3          # for each configuration, workload and level
+_DIFFERENCES_IN_ALL = 60
+_BEFORE, _AFTER = 90, 160       # characters shown before and from the first difference on
+_LONGEST_DRAFT = 64             # no map is drawn for a draft length that nobody runs
+
+Section = Tuple[str, str, str]  # its id, its heading, its HTML
+
+
+def report_page(records: Iterable[Record], runs: Iterable[Run] = ()) -> str:
+    """The whole page: the verdict, the conditions, then each question with its charts and the numbers behind them."""
+    everything = result_cells(records)
+    cells = latest_cells(everything)
+    compared = [cell for cell in cells if cell.comparison]
+    styles = {name: _style_of(i) for i, name in enumerate(_known(cell.configuration for cell in cells))}
+    sections = [_conditions(cells), _best_section(compared, styles), _speedup_section(compared, styles),
+                _rates_section(cells, styles), _position_section(cells, styles), _answers_section(compared, styles),
+                _accuracy_section(cells, styles), _map_section(compared, styles), _differences_section(compared, list(runs)),
+                _category_section(compared), _others_section(everything, cells)]
+    title = "Does speculative decoding pay here?" if compared else "One server, measured"
+    return _document(title, _verdict_header(title, cells), [section for section in sections if section])
+
+
+def _style_of(i: int) -> int:
+    """The i-th configuration's style; the baseline's own is left out."""
+    return i if i < BASELINE_STYLE else i + 1
+
+
+def _document(title: str, header: str, sections: Sequence[Section]) -> str:
+    links = "".join(f'<a href="#{key}">{html_text(name)}</a>' for key, name, _ in sections)
+    body = "".join(f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{html_text(name)}</h2>{inner}</section>\n'
+                   for key, name, inner in sections)
+    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+            f'<style>{_STYLE}</style></head>\n<body>{header}<nav aria-label="On this page">{links}</nav>\n'
+            f"<main>{body}</main>\n<footer><p>Made by measure_speculative.py {html_text(__version__)} from its notebook"
+            " and run files; it can be made again from them.</p></footer></body></html>\n")
+
+
+# The verdict, in two sentences that a colleague understands.
+
+
+def _verdict_header(title: str, cells: Sequence[ResultCell]) -> str:
+    model = text_at(cells[0].newest, "model") if cells else ""
+    facts = _known([model, *_known(_engine_words(cell.newest) for cell in cells), *_days(cells)])
+    cards = "".join(f'<div class="card {kind}"><p class="word">{html_text(word)}</p><p>{html_text(sentence)}</p></div>'
+                    for kind, word, sentence in verdict_sentences(cells))
+    return (f'<header><p class="eyebrow">Speculative decoding, measured</p><h1>{html_text(title)}</h1>'
+            f'<p class="facts">{html_text(" · ".join(facts))}</p><div class="cards">{cards}</div></header>\n')
+
+
+def _days(cells: Sequence[ResultCell]) -> List[str]:
+    days = sorted(_known(_when(cell)[:10] for cell in cells))
+    return days if len(days) < 2 else [f"{days[0]} to {days[-1]}"]
+
+
+def verdict_sentences(cells: Sequence[ResultCell]) -> List[Tuple[str, str, str]]:
+    """Two of (kind, word, sentence): what became of the speed, and what of the answers."""
+    compared = [cell for cell in cells if cell.comparison]
+    if not compared:
+        return [_alone_sentence(cells), ("plain", "Nothing to compare", "Measure a second server, the same model with "
+                                         "speculation, to learn whether it pays and whether the answers stay the same.")]
+    return [_speed_sentence(compared), _answers_sentence(compared)]
+
+
+def _alone_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    speeds = [(cell, _first_known(number_at(record, "decode_tokens_per_s", "mean"), number_at(record, "output_tokens_per_s")))
+              for cell in cells for record in [cell.speculative or cell.baseline]]
+    known = [(cell, speed) for cell, speed in speeds if speed is not None]
+    if not known:
+        return ("plain", "No speed measured", "The server's answers carried no token counts, so that no speed can be told.")
+    cell, speed = max(known, key=lambda pair: pair[1])
+    return ("plain", f"{speed:,.1f} tokens/s", f"{record_server(cell.newest)} writes {speed:,.1f} tokens a second for "
+            f"one request at best ({_where(cell)}).")
+
+
+def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    words = [text_at(cell.comparison, "verdict", "speed") for cell in cells]
+    faster, slower = words.count("faster"), words.count("slower")
+    ratio = _best_words(cells)
+    of = f"of {len(cells)} measurements" if len(cells) > 1 else "the one measurement"
+    if not any(words):
+        return ("plain", "A ratio, no verdict", f"The best ratio is {ratio}; these records carry no interval that would "
+                "tell it from chance.")
+    loss = _known(f"{cell.configuration} on {_where(cell)}" for cell, word in zip(cells, words) if word == "slower")
+    if faster == len(cells):
+        how = "all measurements are faster, at best" if faster > 1 else "the server writes at"
+        return ("good", "Yes, it pays", f"With speculation {how} {ratio}.")
+    if faster:
+        mostly = faster >= 0.8 * len(cells) and slower <= 0.1 * len(cells)
+        kind, word = ("good", "Yes, nearly everywhere") if mostly else ("mixed", "It depends")
+        less = f" and slower in {slower} ({_listed(loss, 2)})" if slower else ""
+        return (kind, word, f"Speculation is faster in {faster} {of}{less}; at best it reaches {ratio}.")
+    if slower:
+        return ("bad", "No, it costs", f"Speculation is slower in {slower} {of} and faster in none; its best is {ratio}.")
+    return ("plain", "No difference to be seen", f"In {of} the speed cannot be told from the baseline's; the best is {ratio}.")
+
+
+def _best_words(cells: Sequence[ResultCell]) -> str:
+    """The greatest speedup in words: '1.95 times the baseline's decode speed (ngram on chat, one request at a time)'."""
+    known = [cell for cell in cells if cell.speedup is not None]
+    if not known:
+        return "no known ratio"
+    best = max(known, key=lambda cell: cell.speedup or 0)
+    decoded = number_at(best.comparison, "decode_ratio", "value") is not None
+    low, high = best.speedup_interval
+    interval = "" if low is None or high is None else f"; 95 % interval {low:.2f} to {high:.2f}"
+    return (f"{_decimal(best.speedup, 2)} times the baseline's {'decode speed' if decoded else 'throughput'} "
+            f"({best.configuration} on {_where(best)}{interval})")
+
+
+def _answers_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    words = [text_at(cell.comparison, "verdict", "answers") for cell in cells]
+    pairs = sum(cell.compared or 0 for cell in cells)
+    same = sum(cell.identical or 0 for cell in cells)
+    counts = f"{same:,.0f} of {pairs:,.0f} answers are the same byte for byte"
+    changed = _known(f"{cell.configuration} on {cell.workload}" for cell, word in zip(cells, words) if word == "changed")
+    if changed:
+        return ("bad", "Answers changed", f"{counts}, and more than rounding differs with {_listed(changed)}.")
+    if not any(words) or "cannot tell" in words:
+        unknown = sum(word in ("", "cannot tell") for word in words)
+        where = f"in {unknown} of {len(cells)} measurements " if len(cells) > 1 else ""
+        return ("plain", "Cannot tell about the answers", f"{counts}; {where}it cannot be told whether the rest is rounding.")
+    if "rounding only" in words:
+        return ("good", "Same answers, within rounding", f"{counts}, and where they differ it is rounding, as the "
+                "baseline's own repeats show or near-ties explain.")
+    return ("good", "Same answers", f"{counts}.")
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _where(cell: ResultCell) -> str:
+    """'agent, one request at a time', 'chat, 16 requests at once'."""
+    level = "one request at a time" if cell.concurrency == 1 else f"{cell.concurrency} requests at once"
+    return f"{cell.workload}, {level}"
+
+
+# The conditions under which all of it holds.
+
+
+def _conditions(cells: Sequence[ResultCell]) -> Section:
+    passes = [record for cell in cells for record in (cell.baseline, cell.speculative) if record]
+    records = passes + [cell.comparison for cell in cells if cell.comparison]
+    facts = (("Model", _known(text_at(record, "model") for record in records)),
+             ("Workloads", _known(cell.workload for cell in cells)),
+             ("Concurrency", [str(level) for level in _levels(cells)]),
+             ("Prompts of a pass", _counts_seen(passes, "prompt_count")),
+             ("Repeats", _counts_seen(passes, "repeats")),
+             ("Answer limit", [f"{count} tokens" for count in _counts_seen(passes, "max_tokens")]),
+             ("Prompts digest", _known(text_at(record, "prompts_sha256")[:16] for record in records)),
+             ("Track", _known(text_at(record, "track") for record in records)),
+             ("Measured", _days(cells)),
+             ("Client", _known(_client_words(record) for record in passes)),
+             ("Run files", _known(text_at(record, "run_file") for record in records)))
+    listed = "".join(f"<div><dt>{name}</dt><dd>{html_text(', '.join(values))}</dd></div>" for name, values in facts if values)
+    return ("conditions", "Conditions", f"<dl>{listed}</dl>{_caveat_list(records)}{table_html(_server_table(passes))}"
+            if records else '<p class="note">Nothing measured yet.</p>')
+
+
+def _counts_seen(records: Sequence[Record], key: str) -> List[str]:
+    return [f"{count:,.0f}" for count in sorted(_known(number_at(record, key) for record in records))]
+
+
+def _client_words(record: Record) -> str:
+    python = text_at(record, "client", "python")
+    return ", ".join(_known([text_at(record, "client", "platform"), python and f"Python {python}"]))
+
+
+_SERVER_COLUMNS = (Column("Server"), Column("Engine"), Column("Method"), number("Draft length"), Column("Drafter"),
+                   number("Context", "tokens"), number("Slots"), number("KV cache", "tokens"), Column("Address"))
+
+
+def _server_table(passes: Sequence[Record]) -> Table:
+    latest = {record_server(record): record for record in passes}
+    rows = []
+    for name, record in latest.items():
+        drafting = value_at(record, "server", "speculation") or {}
+        rows.append((name, _engine_words(record) or None, text_at(drafting, "method") or None,
+                     number_at(drafting, "draft_tokens"), text_at(drafting, "drafter") or None,
+                     *[number_at(record, "server", key) for key in ("context_tokens", "slots", "kv_cache_tokens")],
+                     text_at(record, "base_url") or None))
+    return Table("The servers, as they or the user told", _SERVER_COLUMNS, tuple(rows))
+
+
+def _caveat_list(records: Sequence[Record]) -> str:
+    """Each caveat once, with its remedy and how many records carry it."""
+    counts: Dict[Tuple[str, str], int] = {}
+    for record in records:
+        for caveat in list_at(record, "caveats"):
+            key = (text_at(caveat, "sentence") or str(caveat), text_at(caveat, "remedy"))
+            counts[key] = counts.get(key, 0) + 1
+    items = "".join(f"<li><strong>{html_text(sentence)}</strong> {html_text(remedy)} "
+                    f'<span class="note">({count} of {len(records)} records)</span></li>'
+                    for (sentence, remedy), count in counts.items())
+    return f'<div class="caveats"><h3>Caveats</h3><ul>{items}</ul></div>' if items else ""
+
+
+# The questions, each with its charts and, behind them, its tables.
+
+
+def _grid(figures: Iterable[Tuple[str, str]]) -> str:
+    inner = "".join(f"<figure><figcaption>{html_text(caption)}</figcaption>{svg}</figure>" for caption, svg in figures)
+    return f'<div class="grid">{inner}</div>'
+
+
+def _behind(tables: Sequence[Table], words: str = "The numbers") -> str:
+    return f"<details><summary>{html_text(words)}</summary>{''.join(map(table_html, tables))}</details>" if tables else ""
+
+
+def _workloads(cells: Iterable[ResultCell]) -> Dict[str, List[ResultCell]]:
+    grouped: Dict[str, List[ResultCell]] = {}
+    for cell in cells:
+        grouped.setdefault(cell.workload, []).append(cell)
+    return grouped
+
+
+def _highest(values: Iterable[Optional[float]]) -> float:
+    return max([value for value in values if value is not None], default=1.0)
+
+
+_BEST_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Speedup", "", 2),
+                 number("Low", "", 2), number("High", "", 2), Column("Verdict"))
+
+
+def _best_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """The best level of each configuration, a chart a workload, the fastest first."""
+    if not cells:
+        return None
+    best = {workload: _best_cells(own) for workload, own in _workloads(cells).items()}
+    bars = {workload: [Bar(cell.configuration, styles[cell.configuration], cell.speedup, *cell.speedup_interval,
+                           f"{times(cell.speedup)} at {cell.concurrency}") for cell in own]
+            for workload, own in best.items()}
+    chart = Chart("best speedup", "speedup", "×", _highest_speedup(cells), reference=(1.0, "1: no gain"))
+    rows = [(workload, cell.configuration, cell.concurrency, cell.speedup, *cell.speedup_interval,
+             text_at(cell.comparison, "verdict", "speed") or None) for workload, own in best.items() for cell in own]
+    lead = ("<p>Decode speed of a request over the baseline's at the same concurrency, with the concurrency at which it "
+            "is best; whiskers are 95 % intervals.</p>")
+    table = Table("Best speedup of each configuration", _BEST_COLUMNS, tuple(rows))
+    return ("best", "Best speedup", lead + _grid(_bar_figures(bars, chart)) + _behind([table]))
+
+
+def _best_cells(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """Of each configuration the level where it gains most, the greatest gain first."""
+    best = [max(by_level.values(), key=lambda cell: cell.speedup or 0) for by_level in _by_configuration(cells).values()]
+    return sorted(best, key=lambda cell: -(cell.speedup or 0))
+
+
+def _highest_speedup(cells: Sequence[ResultCell]) -> float:
+    return _highest([cell.speedup_interval[1] for cell in cells] + [cell.speedup for cell in cells])
+
+
+def _bar_figures(bars: Mapping[str, Sequence[Bar]], chart: Chart,
+                 floors: Optional[Mapping[str, Optional[Tuple[float, str]]]] = None) -> List[Tuple[str, str]]:
+    """A chart a workload; one chart of all workloads where each has a single bar. `floors` are the charts' own lines."""
+    floors = floors or {}
+    if len(bars) > 1 and all(len(own) == 1 for own in bars.values()):
+        named = [own[0]._replace(name=workload, words=_beside(own[0].words, floors.get(workload)))
+                 for workload, own in bars.items()]
+        return [(f"{chart.title}: {_listed(_known(own[0].name for own in bars.values()))}", bar_chart(chart, named))]
+    return [(f"{workload}: {chart.title}", bar_chart(
+        replace(chart, title=f"{workload}: {chart.title}", reference=floors.get(workload) or chart.reference), own))
+        for workload, own in bars.items()]
+
+
+def _beside(words: str, floor: Optional[Tuple[float, str]]) -> str:
+    return words if floor is None else f"{words} ({floor[0]:.0f})"
+
+
+def _level_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], of: str) -> List[Series]:
+    """One line a configuration over the levels, of a property of ResultCell."""
+    return [Series(name, styles[name], tuple(
+        Point(level, getattr(cell, of), *(cell.speedup_interval if of == "speedup" else ()))
+        for level, cell in sorted(by_level.items()))) for name, by_level in _by_configuration(cells).items() if name]
+
+
+def _speedup_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Speedup over the levels with intervals; without a second level only the verdicts are left to tell."""
+    if not cells:
+        return None
+    if not _has_levels(cells):
+        return ("speedup", "Verdicts", table_html(_verdict_table(cells)) + _advice_list(cells))
+    lows = [value for cell in cells for value in (cell.speedup, cell.speedup_interval[0]) if value]
+    figures = [(workload, line_chart(
+        Chart(f"Speedup by concurrency on {workload}", "requests at once", "×", _highest_speedup(cells),
+              tuple(_levels(own)), (1.0, ""), max(0.125, min([0.5] + lows))), _level_lines(own, styles, "speedup")))
+        for workload, own in _workloads(cells).items()]
+    lead = ("<p>Above the dashed line at 1 speculation pays; each grid line is twice the one below. Gains shrink as more "
+            "requests share the target's passes.</p>")
+    return ("speedup", "Speedup by concurrency", lead + _grid(figures) + _behind([_verdict_table(cells)])
+            + _advice_list(cells))
+
+
+def _has_levels(cells: Sequence[ResultCell]) -> bool:
+    """Whether any workload was measured at more than one level."""
+    return any(len(_levels(own)) > 1 for own in _workloads(cells).values())
+
+
+_VERDICT_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Decode ratio", "", 2),
+                    number("Low", "", 2), number("High", "", 2), number("Throughput ratio", "", 2), Column("Speed"),
+                    Column("Answers"), Column("Reasons"))
+
+
+def _verdict_table(cells: Sequence[ResultCell]) -> Table:
+    rows = [(cell.workload, cell.configuration, cell.concurrency, number_at(cell.comparison, "decode_ratio", "value"),
+             number_at(cell.comparison, "decode_ratio", "low"), number_at(cell.comparison, "decode_ratio", "high"),
+             cell.throughput_ratio, text_at(cell.comparison, "verdict", "speed") or None,
+             text_at(cell.comparison, "verdict", "answers") or None,
+             "; ".join(map(str, list_at(cell.comparison, "verdict", "reasons"))) or None) for cell in cells]
+    return Table("Every measurement and its verdict", _VERDICT_COLUMNS, tuple(rows))
+
+
+def _advice_list(cells: Sequence[ResultCell]) -> str:
+    said: Dict[str, List[str]] = {}
+    for cell in cells:
+        for advice in list_at(cell.comparison, "advice"):
+            said.setdefault(str(advice), []).append(f"{cell.configuration} on {_where(cell)}")
+    items = "".join(f'<li>{html_text(advice)} <span class="note">({html_text(_listed(places, 2))})</span></li>'
+                    for advice, places in said.items())
+    return f'<div class="advice"><h3>What to try</h3><ul>{items}</ul></div>' if items else ""
+
+
+_RATES = ((("decode_tokens_per_s", "mean"), "decode speed [tokens/s]"), (("output_tokens_per_s",), "throughput [tokens/s]"))
+
+
+def _rates_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Decode speed of a request and output throughput of the server, the baseline among them."""
+    if not cells:
+        return None
+    figures: List[Tuple[str, str]] = []
+    for path, words in _RATES:
+        lines = {workload: _pass_lines(own, styles, path) for workload, own in _workloads(cells).items()}
+        high = _highest(point.y for series in lines.values() for each in series for point in each.points)
+        if _has_levels(cells):
+            figures += [(f"{workload}: {words}", line_chart(_rate_chart(workload, words, high, cells), series))
+                        for workload, series in lines.items()]
+        elif any(each.known for series in lines.values() for each in series):
+            figures += _bar_figures({workload: [_rate_bar(each) for each in series] for workload, series in lines.items()},
+                                    Chart(words, "tokens/s", " tokens/s", high))
+    lead = ("<p>Two numbers, never mixed: how fast one answer is written, and how many tokens the server gives in all its "
+            "answers together.</p>")
+    return ("rates", "Speed and throughput", lead + _grid(figures) + _behind([_pass_table(cells)]))
+
+
+def _rate_chart(workload: str, words: str, high: float, cells: Sequence[ResultCell]) -> Chart:
+    levels = tuple(_levels(_workloads(cells)[workload]))
+    return Chart(f"{workload}: {words}", "requests at once", " tokens/s", high, levels)
+
+
+def _rate_bar(series: Series) -> Bar:
+    value = series.points[-1].y
+    return Bar(series.name, series.style, value, None, None, _decimal(value, 1))
+
+
+def _pass_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], path: Sequence[str]) -> List[Series]:
+    """One line a server over the levels, of a number in its records."""
+    found: Dict[str, Dict[int, Optional[float]]] = {}
+    for cell in cells:
+        for record in (cell.baseline, cell.speculative):
+            if record:
+                found.setdefault(record_server(record), {})[cell.concurrency] = number_at(record, *path)
+    return [Series(name, styles.get(name, BASELINE_STYLE), tuple(Point(level, value) for level, value in sorted(values.items())))
+            for name, values in found.items()]
+
+
+_PASS_COLUMNS = (
+    Column("Workload"), Column("Server"), number("Concurrency"), number("Answered"), number("Failed"),
+    number("Decode speed", "tokens/s", 1), number("Throughput", "tokens/s", 1), number("TTFT p50", "ms", 1, 1000),
+    number("TTFT p99", "ms", 1, 1000), number("TPOT p50", "ms", 2, 1000), number("Latency p50", "s", 2),
+    number("Latency max", "s", 2), number("Acceptance", "%", 1, 100), number("Acceptance length", "tokens", 2),
+    number("Tokens a target pass", "", 2), Column("Acceptance from"))
+
+
+def _pass_table(cells: Sequence[ResultCell]) -> Table:
+    passes = {id(record): record for cell in cells for record in (cell.baseline, cell.speculative) if record}
+    return Table("Every pass", _PASS_COLUMNS, tuple(map(_pass_row, passes.values())),
+                 ("Acceptance length counts the bonus token and only steps that had a draft; tokens a target pass count all.",))
+
+
+def _pass_row(record: Record) -> Tuple[Cell, ...]:
+    paths = (("completed",), ("failed",), ("decode_tokens_per_s", "mean"), ("output_tokens_per_s",), ("ttft_s", "p50"),
+             ("ttft_s", "p99"), ("tpot_s", "p50"), ("latency_s", "p50"), ("latency_s", "max"),
+             ("acceptance", "acceptance_rate"), ("acceptance", "acceptance_length"), ("acceptance", "tokens_per_target_pass"))
+    return (record_workload(record), record_server(record), record_level(record),
+            *[number_at(record, *path) for path in paths],
+            text_at(record, "acceptance", "source") or text_at(record, "acceptance", "missing") or None)
+
+
+def _position_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Acceptance along the chain at the lowest level of each workload."""
+    shares = {workload: {cell.configuration: _position_shares(cell) for cell in _lowest(own) if _position_shares(cell)}
+              for workload, own in _workloads(cells).items()}
+    shares = {workload: own for workload, own in shares.items() if own}
+    if not shares:
+        return None
+    figures = [(workload, line_chart(
+        Chart(f"Acceptance by position on {workload}", "position in the draft", " %", 100),
+        [Series(name, styles[name], tuple(Point(i, share * 100) for i, share in enumerate(values, 1)))
+         for name, values in own.items()])) for workload, own in shares.items()]
+    lead = ("<p>Per cent of the drafts whose token at that position was accepted, at the lowest concurrency. It falls along "
+            "the chain: a longer draft buys less and less.</p>")
+    return ("position", "Acceptance by position", lead + _grid(figures) + _behind([_position_table(shares)]))
+
+
+def _position_table(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    longest = max(len(values) for own in shares.values() for values in own.values())
+    rows = [(workload, name, *values, *[None] * (longest - len(values)))
+            for workload, own in shares.items() for name, values in own.items()]
+    columns = [number(f"{i}", "%", 0, 100) for i in range(1, longest + 1)]
+    return Table("Share of the drafts whose token at this position was accepted",
+                 (Column("Workload"), Column("Configuration"), *columns), tuple(rows))
+
+
+def _lowest(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """The cells of the lowest level."""
+    return [cell for cell in cells if cell.concurrency == _levels(cells)[0]]
+
+
+def _position_shares(cell: ResultCell) -> List[float]:
+    """Accepted at position i over drafts; empty where it was not measured."""
+    stored = list_at(cell.comparison, "break_even", "acceptance_by_position")
+    drafts = number_at(cell.speculative, "acceptance", "drafts")
+    accepted = list_at(cell.speculative, "acceptance", "accepted_by_position") if drafts else []
+    known = [share for share in stored or accepted if isinstance(share, (int, float))]
+    shares = known if stored else [count / (drafts or 1) for count in known]
+    return shares if len(known) == len(stored or accepted) and all(0 <= share <= 1 for share in shares) else []
+
+
+def _answers_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Exact match and prefix agreement at the lowest level, beside the baseline's agreement with itself."""
+    if not cells:
+        return None
+    figures: List[Tuple[str, str]] = []
+    for key, words in (("exact_match", "exact match [%]"), ("prefix_agreement", "prefix agreement [%]")):
+        bars = {workload: [_share_bar(cell.configuration, styles, _agreement_share(cell, key)) for cell in _lowest(own)]
+                for workload, own in _workloads(cells).items()}
+        floors = {workload: _floor_line(_lowest(own), key) for workload, own in _workloads(cells).items()}
+        figures += _bar_figures(bars, Chart(words, "share", " %", 100), floors)
+    lead = ("<p>Exact match: answers that are the same byte for byte. Prefix agreement: share of the baseline's text "
+            "reproduced before the first difference. The dashed line (or the number in brackets) is the noise floor, the "
+            "baseline against itself: what disagreement costs nothing.</p>")
+    tables = [_outputs_table(workload, own) for workload, own in _workloads(cells).items()]
+    return ("answers", "Did the answers stay the same?", lead + _grid(figures) + _behind(tables))
+
+
+def _agreement_share(cell: ResultCell, key: str) -> Optional[float]:
+    return cell.exact_match if key == "exact_match" else number_at(cell.comparison, key)
+
+
+def _floor_line(cells: Sequence[ResultCell], key: str) -> Optional[Tuple[float, str]]:
+    share = _first_known(*[number_at(cell.comparison, "noise_floor", key) for cell in cells])
+    return None if share is None else (share * 100, f"noise floor {percent(share)}")
+
+
+def _share_bar(name: str, styles: Mapping[str, int], share: Optional[float], words: str = "") -> Bar:
+    value = None if share is None else share * 100
+    return Bar(name, styles.get(name, BASELINE_STYLE), value, None, None, words or percent(share))
+
+
+def _accuracy_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Right answers of the workloads that are graded, the baseline's first."""
+    graded = {workload: _graded(own) for workload, own in _workloads(cells).items()}
+    graded = {workload: own for workload, own in graded.items() if own}
+    if not graded:
+        return None
+    bars = {workload: [_graded_bar(name, styles, found) for name, found in own.items()]
+            for workload, own in graded.items()}
+    rows = [(workload, name, counts_words(found), _share(found)) for workload, own in graded.items()
+            for name, found in own.items()]
+    columns = (Column("Workload"), Column("Server"), number("Right"), number("Share", "%", 0, 100))
+    figures = _bar_figures(bars, Chart("right answers [%]", "share", " %", 100))
+    return ("accuracy", "Accuracy", "<p>Right answers among those that could be graded: the check that matters most. Whiskers "
+            "are 95 % intervals.</p>"
+            + _grid(figures) + _behind([Table("Right answers", columns, tuple(rows))]))
+
+
+def _graded_bar(name: str, styles: Mapping[str, int], accuracy: Any) -> Bar:
+    """The share of right answers with its 95 % interval (Wilson)."""
+    bar = _share_bar(name, styles, _share(accuracy), counts_words(accuracy) or "")
+    interval = wilson(int(number_at(accuracy, "correct") or 0), int(number_at(accuracy, "of") or 0))
+    return bar._replace(low=interval[0] * 100, high=interval[1] * 100) if interval else bar
+
+
+def _graded(cells: Sequence[ResultCell]) -> Dict[str, Any]:
+    """Each server's {correct, of} at the lowest level, of those that were graded."""
+    found: Dict[str, Any] = {}
+    for cell in _lowest(cells):
+        found.setdefault(BASELINE, _first_known(value_at(cell.comparison, "baseline_accuracy"),
+                                                value_at(cell.baseline, "accuracy")))
+        if cell.configuration:
+            found[cell.configuration] = _first_known(value_at(cell.comparison, "speculative_accuracy"),
+                                                     value_at(cell.speculative, "accuracy"))
+    return {name: accuracy for name, accuracy in found.items() if _share(accuracy) is not None}
+
+
+def _map_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """A map for each draft length that was measured, with the measured points on it."""
+    by_length: Dict[int, List[Tuple[ResultCell, MapPoint]]] = {}
+    for cell in _lowest(cells) if cells else ():
+        length, point = number_at(cell.comparison, "break_even", "draft_length"), _map_point(cell, styles)
+        if point and length and 1 <= length <= _LONGEST_DRAFT:
+            by_length.setdefault(int(length), []).append((cell, point))
+    if not by_length:
+        return None
+    maps = "".join(_map_figure(length, found) for length, found in sorted(by_length.items()))
+    lead = ("<p>A model of the speedup for each draft length: S = E / (1 + k c), with E = (1 − α<sup>k+1</sup>) / (1 − α) "
+            "tokens a step. Right of the heavy line speculation pays. The numbers on the map are measurements at the lowest "
+            "concurrency; the bands are predictions.</p>")
+    return ("map", "Break-even map", lead + f'<div class="grid">{maps}</div>' + _behind([_cost_table(cells)]))
+
+
+def _map_point(cell: ResultCell, styles: Mapping[str, int]) -> Optional[MapPoint]:
+    alpha = number_at(cell.comparison, "break_even", "acceptance_rate")
+    cost = number_at(cell.comparison, "break_even", "draft_cost", "value")
+    if alpha is None or cost is None or not 0 <= alpha <= 1 or not 0 <= cost < 100:
+        return None
+    return MapPoint(alpha, cost, styles[cell.configuration], f"{cell.configuration}, {cell.workload}")
+
+
+def _map_figure(length: int, found: Sequence[Tuple[ResultCell, MapPoint]]) -> str:
+    items = "".join(f"<li>{html_text(point.name)}: {times(cell.speedup)} "
+                    f"(predicted {times(speedup(point.alpha, length, point.cost))})</li>" for cell, point in found)
+    points = heat_map(f"Break-even map for draft length {length}", length, [point for _, point in found])
+    return f"<figure><figcaption>draft length {length}</figcaption>{points}<ol>{items}</ol></figure>"
+
+
+_COST_COLUMNS = (
+    Column("Workload"), Column("Configuration"), number("Concurrency"), number("Draft length"),
+    number("Acceptance rate", "", 2), number("Break-even acceptance", "", 2),
+    number("Cost of a drafted token", "target steps", 3), number("Cost of a step", "target steps", 2),
+    number("Best draft length"), number("Speedup predicted there", "", 2), number("Gain ends at concurrency", "", 1),
+    number("KV cache lost", "tokens"))
+
+
+def _cost_table(cells: Sequence[ResultCell]) -> Table:
+    paths = (("draft_length",), ("acceptance_rate",), ("break_even_acceptance",), ("draft_cost", "value"), ("step_cost", "value"),
+             ("best_draft_length",), ("best_speedup",), ("crossover", "concurrency"), ("kv_cache_tokens_lost",))
+    rows = [(cell.workload, cell.configuration, cell.concurrency,
+             *[number_at(cell.comparison, "break_even", *path) for path in paths]) for cell in cells]
+    return Table("What drafting costs and what it would need", _COST_COLUMNS, tuple(rows))
+
+
+# Where answers part: the same prompt on both servers, side by side.
+
+
+def _differences_section(cells: Sequence[ResultCell], runs: Sequence[Run]) -> Optional[Section]:
+    """The first differences of each measurement, as many as a reader can take in."""
+    texts = _answers_by_place(runs)
+    left, groups = _DIFFERENCES_IN_ALL, []
+    for cell in sorted(cells, key=lambda cell: cell.concurrency):
+        found = [each for each in list_at(cell.comparison, "text_comparison", "divergences") if isinstance(each, Mapping)]
+        found = found[:min(left, _DIFFERENCES_SHOWN)]
+        left -= len(found)
+        groups += [_difference_group(cell, found, texts)] if found else []
+    if not groups:
+        return None
+    lead = ("<p>Marked is where the texts part, from the first differing character on. The margin tells how far the other "
+            "server's token lies below the baseline's own choice: thousandths of a nat are a coin that rounding flips, "
+            "whole nats are not.</p>")
+    return ("differences", "Where answers part", lead + "".join(groups).replace("<details>", "<details open>", 1))
+
+
+def _difference_group(cell: ResultCell, found: Sequence[Record], texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
+    counts = f"{_decimal(cell.identical, 0)} of {_decimal(cell.compared, 0)} identical"
+    pairs = "".join(_difference_figure(cell, each, texts) for each in found)
+    return (f"<details><summary>{html_text(cell.configuration)} on {html_text(_where(cell))}: {counts}</summary>"
+            f"{pairs}</details>")
+
+
+_Place = Tuple[str, str, int]       # server, workload, level
+
+
+def _answers_by_place(runs: Sequence[Run]) -> Dict[_Place, List[Tuple[Run, Reply]]]:
+    found: Dict[_Place, List[Tuple[Run, Reply]]] = {}
+    for run in runs:
+        for each in run.passes:
+            if each.purpose == "timed":
+                place = (each.server, each.workload, each.concurrency)
+                found.setdefault(place, []).extend((run, reply) for reply in each.replies)
+    return found
+
+
+def _difference_figure(cell: ResultCell, divergence: Record, texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
+    sides = ((text_at(cell.comparison, "baseline_label") or BASELINE, "baseline_tail"),
+             (cell.configuration, "speculative_tail"))
+    answers = {name: texts.get((name, cell.workload, cell.concurrency), []) for name, _ in sides}
+    boxes = "".join(_side_box(name, divergence, text_at(divergence, tail), answers[name]) for name, tail in sides)
+    asked = _question(text_at(divergence, "prompt_id"), answers[sides[0][0]])
+    return (f'<figure class="pair"><figcaption>{html_text(divergence_words(divergence))}</figcaption>'
+            f'{asked}<div class="sides">{boxes}</div></figure>')
+
+
+def _question(prompt_id: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
+    """What was asked last, where a run file tells."""
+    found = next((run.prompts.get(prompt_id) for run, reply in answers if reply.prompt_id == prompt_id), None)
+    words = text_at(found.messages[-1], "content") if found and found.messages else ""
+    return f'<p class="note">Asked: {html_text(_shortened(" ".join(words.split()), 200))}</p>' if words else ""
+
+
+def _side_box(name: str, divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
+    """One server's text around the first difference; only what the notebook kept where no run file tells more."""
+    before, after = _around(divergence, tail, answers)
+    first = re.sub(r"(?s)(?<=\S)\s.*", "", after)[:24] or after[:1]       # the first word, with blanks before it
+    marked = f"<mark>{html_text(first)}</mark>{html_text(after[len(first):])}" if after else "<mark>(the text ends here)</mark>"
+    return f'<div><p class="side">{html_text(name)}</p><p class="text">{html_text(before)}{marked}</p></div>'
+
+
+def _around(divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> Tuple[str, str]:
+    """The text before and from the first difference on. A run's text counts only if it goes on as the record says."""
+    place = number_at(divergence, "first_difference_at_char")
+    at = int(place or 0)
+    for _, reply in answers if place is not None else ():
+        text = (reply.reasoning if text_at(divergence, "channel") == "reasoning" else reply.content) or ""
+        if reply.prompt_id == text_at(divergence, "prompt_id") and text[at:at + len(tail)] == tail and text:
+            return ("…" if at > _BEFORE else "") + text[max(0, at - _BEFORE):at], _shortened(text[at:], _AFTER)
+    return ("… " if place else ""), _shortened(tail, _AFTER)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+_CATEGORY_COLUMNS = (
+    Column("Workload"), Column("Category"), Column("Configuration"), number("Concurrency"), number("Pairs"),
+    number("Speedup", "", 2), number("Low", "", 2), number("High", "", 2), number("Acceptance", "%", 0, 100),
+    number("Exact match", "%", 0, 100))
+
+
+def _category_section(cells: Sequence[ResultCell]) -> Optional[Section]:
+    rows = [_category_cells(cell, each) for cell in cells for each in list_at(cell.comparison, "break_even", "by_category")]
+    if not rows:
+        return None
+    table = Table("Speed and agreement by category of prompt", _CATEGORY_COLUMNS, tuple(rows))
+    return ("categories", "By category", table_html(table) if len(rows) <= 30 else _behind([table], f"{len(rows)} rows"))
+
+
+def _category_cells(cell: ResultCell, found: Any) -> Tuple[Cell, ...]:
+    paths = (("pairs",), ("decode_ratio", "value"), ("decode_ratio", "low"), ("decode_ratio", "high"),
+             ("acceptance_rate",), ("exact_match",))
+    return (cell.workload, text_at(found, "category") or None, cell.configuration, cell.concurrency,
+            *[number_at(found, *path) for path in paths])
+
+
+_OTHER_COLUMNS = (Column("Run"), Column("Date"), Column("Model"), Column("Workload"), Column("Configuration"),
+                  number("Concurrency"), number("Speedup", "", 2))
+
+
+def _others_section(everything: Sequence[ResultCell], shown_cells: Sequence[ResultCell]) -> Optional[Section]:
+    """What the notebook holds besides: other models, and older results of the same cell."""
+    on_page = {id(cell) for cell in shown_cells}
+    rows = [(cell.run, _when(cell)[:10] or None, text_at(cell.newest, "model") or None, cell.workload,
+             cell.configuration or BASELINE, cell.concurrency, cell.speedup)
+            for cell in everything if id(cell) not in on_page]
+    if not rows:
+        return None
+    lead = "<p>This page shows the latest results of the model that was measured last. The notebook also holds these.</p>"
+    return ("others", "Also in the notebook", lead + _behind([Table("Other results", _OTHER_COLUMNS, tuple(rows))],
+                                                             f"{len(rows)} results"))
+
+
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--ink:#1c2128;--soft:#57606a;--line:#d8dee4;--panel:#f6f8fa;--link:#0b57b0;
+--good:#116329;--bad:#a40e26;--mixed:#7d4e00;--mark:#ffe08a;--mark-ink:#1c2128;
+--s0:#0b5fc4;--s1:#b3470a;--s2:#1a7035;--s3:#7a3bd1;--s4:#b3216f;--s5:#0d6d80;--s6:#84610a;--s7:#505a66;
+--b0:#f0b48a;--b1:#f6ccae;--b2:#fbe6d6;--b3:#e3eefa;--b4:#c5dcf5;--b5:#a1c6ee;--b6:#7fb0e5;--b7:#5e99db}
+@media screen and (prefers-color-scheme:dark){:root{--bg:#0f1318;--ink:#e6eaef;--soft:#9ba6b2;--line:#2d353f;--panel:#171c23;--link:#7ab7ff;
+--good:#63d184;--bad:#ff8f8f;--mixed:#f0b352;--mark:#6b5200;--mark-ink:#fff3cf;
+--s0:#6cb0ff;--s1:#ff9b5e;--s2:#5fd07f;--s3:#c3a1ff;--s4:#ff8ac4;--s5:#4fd0e2;--s6:#e3c04c;--s7:#b4bfca;
+--b0:#6b3a17;--b1:#553119;--b2:#3a281c;--b3:#172a3f;--b4:#1b3a5c;--b5:#204b7a;--b6:#265d98;--b7:#2d70b8}}
+*{box-sizing:border-box}
+html{-webkit-text-size-adjust:100%;scroll-padding-top:1rem}
+body{margin:0 auto;max-width:1160px;padding:2rem 1.25rem 3rem;background:var(--bg);color:var(--ink);
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;overflow-wrap:break-word}
+h1{font-size:clamp(1.6rem,4vw,2.3rem);line-height:1.2;margin:.1rem 0 .4rem;letter-spacing:-.015em}
+h2{font-size:1.3rem;margin:0 0 .4rem;letter-spacing:-.01em}
+h3{font-size:1rem;margin:0 0 .3rem}
+p{margin:.3rem 0 .8rem;max-width:46rem}
+a{color:var(--link)}
+.eyebrow{margin:0;color:var(--soft);font-size:.85rem}
+.facts,.note{color:var(--soft)}
+.note{font-size:.875rem}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));gap:1rem;margin:1.2rem 0}
+.card{border:1px solid var(--line);border-left:4px solid var(--soft);border-radius:8px;padding:1rem 1.2rem;background:var(--panel)}
+.card p{margin:0}
+.card .word{font-size:1.35rem;font-weight:650;line-height:1.25;margin-bottom:.35rem}
+.good{border-left-color:var(--good)}.good .word{color:var(--good)}
+.bad{border-left-color:var(--bad)}.bad .word{color:var(--bad)}
+.mixed{border-left-color:var(--mixed)}.mixed .word{color:var(--mixed)}
+nav{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;padding:.7rem 0;border-block:1px solid var(--line);font-size:.9rem}
+nav a{text-decoration:none;padding:.2rem 0}nav a:hover{text-decoration:underline}
+section{margin-top:2.6rem}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,9.5rem),1fr));gap:.7rem 1.5rem;margin:.6rem 0 1.2rem}
+dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:.95rem;overflow-wrap:anywhere}
+.caveats,.advice{border-left:4px solid var(--mixed);background:var(--panel);border-radius:0 8px 8px 0;padding:.8rem 1.1rem;margin:1rem 0}
+.advice{border-left-color:var(--link)}
+.caveats ul,.advice ul{margin:.2rem 0;padding-left:1.2rem}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:1.4rem 1.6rem;margin:1rem 0}
+figure{margin:0;min-width:0}
+figcaption{font-weight:600;font-size:.95rem;margin-bottom:.35rem}
+figure ol{margin:.3rem 0 0;padding-left:1.6rem;font-size:.85rem;color:var(--soft)}
+svg{display:block;width:100%;max-width:480px;height:auto;font:11px system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
+svg text{fill:var(--ink);font-variant-numeric:tabular-nums}svg .soft{fill:var(--soft)}
+.c0{--c:var(--s0)}.c1{--c:var(--s1)}.c2{--c:var(--s2)}.c3{--c:var(--s3)}.c4{--c:var(--s4)}.c5{--c:var(--s5)}.c6{--c:var(--s6)}.c7{--c:var(--s7)}
+svg .grid{stroke:var(--line);stroke-width:1;fill:none}
+svg .ref{stroke:var(--ink);stroke-width:1.4;stroke-dasharray:5 3;fill:none}
+svg .line{stroke:var(--c);stroke-width:1.8;fill:none;stroke-linejoin:round}
+svg .whisker{stroke:var(--c);stroke-width:1;fill:none;opacity:.75}svg .over{stroke:var(--ink);opacity:.9}
+svg .mark{fill:var(--c);stroke:var(--bg);stroke-width:1}
+svg .bar{fill:var(--c)}svg .value{font-weight:600;paint-order:stroke;stroke:var(--bg);stroke-width:4px;stroke-linejoin:round}
+.b0{fill:var(--b0)}.b1{fill:var(--b1)}.b2{fill:var(--b2)}.b3{fill:var(--b3)}.b4{fill:var(--b4)}.b5{fill:var(--b5)}.b6{fill:var(--b6)}.b7{fill:var(--b7)}
+svg .contour{stroke:var(--ink);stroke-width:.6;opacity:.55;fill:none}svg .even{stroke:var(--ink);stroke-width:2.4;fill:none}
+svg .on-map{font-weight:600}
+svg .point{fill:var(--bg);stroke:var(--c);stroke-width:2.2}svg .tie{stroke:var(--ink);stroke-width:1}svg .spot{fill:var(--ink)}svg .digit{font-weight:700}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.8rem 0}
+.scroll:focus-visible,summary:focus-visible,a:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;font-weight:600;padding:.6rem .75rem}
+th,td{padding:.38rem .75rem;text-align:left;border-top:1px solid var(--line);vertical-align:top;white-space:nowrap}
+td:last-child{white-space:normal;min-width:9rem}td.n:last-child{min-width:0}
+thead th{color:var(--soft);font-weight:600;vertical-align:bottom;white-space:normal}
+tbody th{font-weight:600}.n{text-align:right}
+tbody tr:nth-child(even){background:var(--panel)}
+details{margin:.5rem 0;border-top:1px solid var(--line)}
+summary{cursor:pointer;padding:.55rem 0;font-weight:600;font-size:.92rem}
+.pair{margin:.4rem 0 1.2rem}.pair figcaption{font-weight:500;color:var(--soft);font-size:.875rem}
+.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,19rem),1fr));gap:.8rem}
+.sides>div{border:1px solid var(--line);border-radius:8px;padding:.6rem .9rem;min-width:0}
+.side{font-size:.8rem;color:var(--soft);margin:0 0 .2rem}
+.text{margin:0;font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+mark{background:var(--mark);color:var(--mark-ink);font-weight:700;text-decoration:underline;text-underline-offset:3px;border-radius:2px}
+footer{margin-top:3rem;border-top:1px solid var(--line);padding-top:.8rem;color:var(--soft);font-size:.875rem}
+@media print{body{max-width:none;padding:0;font-size:11pt}nav,details:not([open]){display:none}
+h2{break-after:avoid}figure,.card,tr{break-inside:avoid}section{margin-top:1.4rem}
+.scroll{overflow:visible;border:0}th,td{white-space:normal;padding:.2rem .4rem}table{font-size:8pt}.grid{grid-template-columns:1fr 1fr}}
+"""
 
 
 # ======================================================================================================================
 # 15. Demo servers (I/O)
 # ======================================================================================================================
 #
-# Two small servers of our own: a deterministic toy language model behind an engine's dialect.
+# Small servers of our own, so that the tool can be tried (and tested) without an engine. A simulation, in four parts: a toy
+# target model, which is a deterministic function of the prompt and of the tokens so far; drafters and the step loop, with time
+# as data; what three engines say on the wire; sockets and child processes. Nothing about speculation is made up: drafts are
+# really looked up, really verified token by token, and rejected ones cost their time, so that yield, speedup and identity are
+# earned. Everything is seeded by hashes of the text, hence the same in every process and on every Python.
+
+DEMO_MODEL = "toy-target"
+DEMO_DIALECTS = ("llama.cpp", "vllm", "sglang")
+DEMO_DRAFTERS = ("none", "ngram", "suffix", "draft", "lossy")
+
+# ---------------------------------------------------------------------------------------------- the toy target model (pure)
+
+TOY_END = "<|end|>"             # the three special tokens carry no text
+TOY_CALL = "<tool_call>"
+TOY_CALL_END = "</tool_call>"
+TOY_SPECIAL = (TOY_END, TOY_CALL, TOY_CALL_END)
+
+_TOY_PIECE = r" ?[^\W\d_]{1,9}| ?\d{1,3}|\n[ \t]*| ?[^\w\s]|_|\s"
+_TOY_FENCE = r"(?s)```[^\n]*\n.*?```"
+_TOY_NUMBER = r"\d+(?:,\d{3})+|\d+(?:\.\d+)?"
+# Signs of what a request wants, good enough for prompts people write; a wrong guess only makes a duller demonstration.
+_TOY_COUNT = r"(?i)how (many|much|long|far|old)|total|altogether|average|percent|answer:|step by step"
+_TOY_COPY = r"(?i)\b(repeat|cop(y|ied)|correct(ed)?|rewrite|rename|reformat|quote|extract|verbatim|unchanged|taken|convert)\b"
+_TOY_FREE = r"(?i)\b(story|poem|essay|ballad|elegy|letter that|compose|pitch|sketch|think up|describe an?|write a)\b"
+_TOY_SHORT = (r"(?i)\b(one|two|three|four|a) (short |plain )?(word|sentence|reason)s?\b|\b(word|number|label|output|it|one) first\b"
+              r"|answer with|first line|on one line|exactly one|\bdefin|which one|\b(list|name|state) (the|these|them)\b"
+              r"|^(what|which|who|when|where|how|is|are|does|in which|convert|name|state)\b|\bin order\b")
+_TOY_ASKING = (r"(?i)^(?:what|which|who|whose|where|when|why|how|name|state|give)\b\s*"
+               r"(?:(?:many|much|long|far)\s+)?(?:(?:is|are|was|were|do|does|did|has|have|can)\s+)?")
+
+_TOY_ADJECTIVES = """amber bitter brisk broken careful cold copper crooked curious dim distant drowsy faded fearless frozen gentle
+golden hollow hungry idle jagged lonely narrow nimble patient quiet restless rusty salted silver slender solemn stubborn sudden
+tangled tender velvet weary windy wooden""".split()
+_TOY_NOUNS = """anchor archive autumn bakery barley beacon bridge cellar chapel clockmaker compass cottage courier drum ferry
+festival fiddler forest fountain gardener glacier granary harbor hillside hunter island kettle ladder lantern ledger letter
+library lighthouse mapmaker market meadow miller mirror mountain needle notebook orchard painter parcel pigeon quarry railway
+river sailor satchel schoolyard shepherd signal sparrow station stranger summer teacup thicket tinker traveler tunnel valley
+violin wagon weaver whistle window winter workshop""".split()
+_TOY_VERBS = """answered borrowed carried circled counted crossed drew drifted faced fetched followed forgot gathered guarded
+hid hummed ignored kept leaned lifted lit listened mended missed moved named opened painted passed planted promised reached
+remembered returned saved sold studied traced turned waited watched woke""".split()
+_TOY_LINKS = "above across after against along around before behind below beside beyond inside near past toward under".split()
+_TOY_MANNERS = """again alone already away early forever gladly halfway hardly indeed instead later never often once quickly
+rarely seldom slowly somehow somewhere soon still together twice""".split()
+_TOY_SENTENCES = """The {a} {n} {v} {l} the {n}.|A {n} {v} {m}, and the {a} {n} {v}.|{m}, {l} the {n}, a {a} {n} {v} its {n}.
+The {n} {v} what every {n} {v} {l} {t}.|No {n} {v} {l} that {a} {n}, yet {t} {v}.|{l} {t} stood one {a}, {a} {n}.
+Each {n} {v} a {n} {m}; the {n} {v} it.|So the {n} {v} {t} {l} {a} {n}s.|{a} and {a}, the {n} {v} {m} {l} another {n}.
+When {t} {v}, some {a} {n} {v} {l} our {n}.|Its {n} {v} her {n}, {m} {a}.|Nobody {v} this {n} until the {a} {n} {v}.""".replace(
+    "\n", "|").split("|")
+_TOY_WORDS = {"a": _TOY_ADJECTIVES, "n": _TOY_NOUNS, "v": _TOY_VERBS, "l": _TOY_LINKS, "m": _TOY_MANNERS}
+_TOY_RIVALS = tuple(" " + word for word in _TOY_NOUNS + _TOY_ADJECTIVES + _TOY_VERBS)
+_TOY_RIVALS_SEEN = 20           # tokens of the pseudo-distribution beside the model's own choice
+
+
+def toy_tokens(text: str) -> List[str]:
+    """The text cut into pieces, words with their leading blank; joined they are the text again."""
+    return re.findall(_TOY_PIECE, text)
+
+
+def toy_token_id(token: str) -> int:
+    """A token's number, by its text alone."""
+    return int(_toy_unit("id", token) * 0x7FFFFF)
+
+
+def _toy_unit(*parts: object) -> float:
+    """A number in [0, 1), the same for the same parts everywhere (hash() is salted in each process)."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big") / (1 << 48)
+
+
+def _toy_pick(choices: Sequence[Any], *parts: object) -> Any:
+    return choices[int(_toy_unit(*parts) * len(choices))]
+
+
+@dataclass(frozen=True)
+class ToyPrompt:
+    """What the toy model reads: the conversation's tokens, and what kind of answer its last message asks for."""
+
+    tokens: Tuple[str, ...]
+    kind: str                               # copy | closed | open | math | tool
+    request: str                            # the last user message
+    tools: Tuple[Mapping[str, Any], ...]    # function schemas
+    seed: str
+
+
+def read_toy_prompt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> ToyPrompt:
+    """The conversation as the toy model sees it, the tools' schemas included."""
+    functions = tuple(tool.get("function") or {} for tool in tools)
+    texts = [_toy_text_of(message) for message in messages]
+    rendered = "".join(f"<|{message.get('role')}|>\n{text}\n" for message, text in zip(messages, texts))
+    rendered = "".join(json.dumps(function) + "\n" for function in functions) + rendered
+    asked = [text for message, text in zip(messages, texts) if message.get("role") == "user"]
+    request = asked[-1] if asked else rendered
+    seed = hashlib.sha256(rendered.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return ToyPrompt(tuple(toy_tokens(rendered)), _toy_kind(request, functions), request, functions, seed)
+
+
+def _toy_text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content)
+
+
+def _toy_kind(request: str, functions: Sequence[Mapping[str, Any]]) -> str:
+    if functions:
+        return "tool"
+    quoted = _toy_quoted(request)
+    asked = request.replace(quoted, "").strip()
+    if not quoted and len(re.findall(_TOY_NUMBER, request)) >= 2 and re.search(_TOY_COUNT, request):
+        return "math"
+    if quoted and (re.search(_TOY_COPY, asked) or not re.search(_TOY_SHORT, asked)):
+        return "copy"
+    return "closed" if re.search(_TOY_SHORT, asked) and not re.search(_TOY_FREE, asked) else "open"
+
+
+def _toy_quoted(request: str) -> str:
+    """The part of the request that is to be given back: its longest fenced block, else what stands apart. '': none."""
+    fences = re.findall(_TOY_FENCE, request)
+    if fences:
+        return max(fences, key=len)
+    for mark in ("\n\n", "\n", ": ") if re.search(_TOY_COPY, request) else ("\n\n", "\n"):
+        rest = request.partition(mark)[2].strip()
+        if len(toy_tokens(rest)) >= 12:
+            return rest
+    return ""
+
+
+# Writers: the answer that the model gives when nobody interferes, token by token.
+
+
+def _toy_copy(prompt: ToyPrompt) -> Iterator[str]:
+    """The quoted text again, with one word in twelve renamed throughout."""
+    yield from toy_tokens("Here it is:\n\n")
+    for token in toy_tokens(_toy_quoted(prompt.request)):
+        word = token.strip()
+        renamed = len(word) > 3 and word.isalpha() and _toy_unit(prompt.seed, "rename", word) < 1 / 12
+        yield token.replace(word, _toy_pick(_TOY_NOUNS, prompt.seed, word)) if renamed else token
+    yield from toy_tokens("\n\nOnly what had to change was changed.")
+
+
+def _toy_closed(prompt: ToyPrompt) -> Iterator[str]:
+    """One sentence that takes up the question's words, and sometimes says it again."""
+    sentences = [part for part in re.split(r"(?<=[.:!?])\s+", prompt.request.strip()) if part]
+    asked = ([part for part in sentences if part.endswith("?")] or sentences or ["it"])[-1]
+    subject = re.sub(_TOY_ASKING, "", asked, count=1).strip(" .?!:") or "it"
+    answer = _toy_pick(_TOY_NOUNS, prompt.seed, "answer").capitalize()
+    yield from toy_tokens(f"{subject[:1].upper()}{subject[1:]}: {answer}.")
+    if _toy_unit(prompt.seed, "again") < 0.6:
+        yield from toy_tokens(f" To be precise, {subject}: {answer}, not {_toy_pick(_TOY_NOUNS, prompt.seed, 'other')}.")
+
+
+def _toy_math(prompt: ToyPrompt) -> Iterator[str]:
+    """The numbers of the question, taken together in the way its words suggest; the last number is the answer."""
+    numbers = [float(number.replace(",", "")) for number in re.findall(_TOY_NUMBER, prompt.request)] or [0.0]
+    words = prompt.request.lower()
+    first = re.split(r"(?<=[.?!])\s", prompt.request.strip())[0].rstrip("?!.")
+    yield from toy_tokens(f"{first}. Step by step:\n")
+    total = numbers[0]
+    for number in numbers[1:]:
+        sign, result = _toy_operation(words, total, number)
+        yield from toy_tokens(f"{total:g} {sign} {number:g} = {result:g}.\n")
+        total = result
+    yield from toy_tokens(f"So the answer is {total:g}.")
+
+
+def _toy_operation(words: str, left: float, right: float) -> Tuple[str, float]:
+    if re.search(r"\b(left|remain|gave|gives|spent|spends|lost|fewer|less|sold|ate)", words):
+        return "-", left - right
+    if right and re.search(r"\b(share|split|equally|divided|half)", words):
+        return "/", round(left / right, 2)
+    if re.search(r"\b(each|every|per|times|twice)\b", words):
+        return "*", left * right
+    return "+", left + right
+
+
+def _toy_call(prompt: ToyPrompt) -> Iterator[str]:
+    """A call of the function whose words the request shares most, its required arguments taken from the request."""
+    asked = set(re.findall(r"[a-z]{3,}", prompt.request.lower()))
+    overlap = [len(asked & set(re.findall(r"[a-z]{3,}", json.dumps(function).lower()))) for function in prompt.tools]
+    function = prompt.tools[overlap.index(max(overlap))]
+    schema = function.get("parameters") or {}
+    properties = schema.get("properties") or {}
+    names = [name for name in schema.get("required") or properties if name in properties]
+    numbers = iter(re.findall(_TOY_NUMBER, prompt.request))
+    arguments = {name: _toy_argument(prompt, name, properties[name], numbers) for name in names}
+    yield TOY_CALL
+    yield from toy_tokens(str(function.get("name")))
+    yield "\n"
+    yield from toy_tokens(json.dumps(arguments, ensure_ascii=False))
+    yield TOY_CALL_END
+
+
+def _toy_argument(prompt: ToyPrompt, name: str, schema: Mapping[str, Any], numbers: Iterator[str]) -> Any:
+    kind = schema.get("type")
+    choices = schema.get("enum")
+    if choices:
+        named = [choice for choice in choices if str(choice).lower() in prompt.request.lower()]
+        return (named or choices)[0]
+    if kind in ("integer", "number"):
+        number = float(next(numbers, "1").replace(",", ""))
+        return int(number) if kind == "integer" or number.is_integer() else number
+    if kind == "boolean":
+        return _toy_unit(prompt.seed, name) < 0.5
+    if kind == "array":
+        return [_toy_argument(prompt, name, schema.get("items") or {}, numbers)]
+    if kind == "object":
+        return {}
+    quoted = re.findall(r"[\"“']([^\"”']{2,60})[\"”']", prompt.request)
+    proper = re.findall(r"(?<=[a-z,] )[A-Z][\w-]+(?: [A-Z][\w-]+)*", prompt.request)
+    return _toy_pick(quoted or proper or [" ".join(prompt.request.split()[-4:]).strip(".?!")], prompt.seed, name)
+
+
+def _toy_prose(prompt: ToyPrompt, seed: str = "") -> Iterator[str]:
+    """Sentences whose words repeat rarely, with now and then a word of the request; 6 to 17 of them."""
+    seed = seed or prompt.seed
+    topics = sorted(set(re.findall(r"\b(?:an?|the) ([a-z]{4,})\b", prompt.request))) or ["morning"]
+    for number in range(6 + int(_toy_unit(seed, "length") * 12)):
+        sentence = _toy_pick(_TOY_SENTENCES, seed, number)
+        words = re.sub(r"\{(.)\}", lambda slot: _toy_word(slot, topics, seed, number), sentence)
+        yield from toy_tokens((" " if number or seed != prompt.seed else "") + words[:1].upper() + words[1:])
+
+
+def _toy_word(slot: "re.Match[str]", topics: Sequence[str], seed: str, number: int) -> str:
+    if slot[1] == "t":
+        return "the " + _toy_pick(topics, seed, number, slot.start())
+    return _toy_pick(_TOY_WORDS[slot[1]], seed, number, slot.start())
+
+
+_TOY_WRITERS = {"copy": _toy_copy, "closed": _toy_closed, "math": _toy_math, "tool": _toy_call, "open": _toy_prose}
+
+
+class ToyAnswer:
+    """The target model part-way through one answer: a function of the prompt and of the tokens it was advanced by.
+
+    `rounding_nats` is the largest error of a score; it depends on how many tokens the pass holds, as in real kernels.
+    """
+
+    def __init__(self, prompt: ToyPrompt, rounding_nats: float = 0.0) -> None:
+        self._prompt = prompt
+        self._seed = prompt.seed
+        self._rounding_nats = rounding_nats
+        self._place = 0
+        self._plan = _TOY_WRITERS[prompt.kind](prompt)
+        self._ahead: Deque[str] = deque()
+
+    def peek(self, distance: int = 0) -> str:
+        """The token that the model would choose `distance` tokens on if it went on undisturbed and exactly."""
+        while len(self._ahead) <= distance:
+            self._ahead.append(next(self._plan, TOY_END))
+        return self._ahead[distance]
+
+    def choose(self, width: int) -> str:
+        """The model's greedy token here, in a pass that holds `width` tokens."""
+        if self._margin_nats() > 2 * self._rounding_nats:
+            return self.peek()
+        return self.distribution(width)[0][1]
+
+    def advance(self, token: str) -> None:
+        """Take `token` as the next one. After a foreign one free prose goes on in other words, a planned answer to plan."""
+        own = self.peek()
+        self._ahead.popleft()
+        self._place += 1
+        if token == own:
+            return
+        self._seed = hashlib.sha256(f"{self._seed} {self._place} {token}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        if own == TOY_END or self._prompt.kind == "open":
+            self._ahead.clear()
+            self._plan = _toy_prose(self._prompt, self._seed)
+
+    def distribution(self, width: int) -> List[Tuple[float, str]]:
+        """The likeliest tokens here with their log-probabilities in nats, best first, in a pass of `width` tokens."""
+        own, level = self.peek(), -self._margin_nats()
+        scores = [(self._rounding(own, width), own)]
+        start = int(_toy_unit(self._seed, self._place, "rival") * len(_TOY_RIVALS))
+        for step in range(_TOY_RIVALS_SEEN):
+            rival = _TOY_RIVALS[(start + 7 * step) % len(_TOY_RIVALS)]
+            if rival != own:
+                scores.append((level + self._rounding(rival, width), rival))
+                level -= 0.2 + 1.3 * _toy_unit(self._seed, self._place, step)
+        total = math.log(sum(math.exp(score) for score, _ in scores))
+        return sorted(((score - total, token) for score, token in scores), reverse=True)
+
+    def _margin_nats(self) -> float:
+        """How far the best other token lies below the model's own: 0.001 to 5 nats, seldom little where it has a plan."""
+        unit = _toy_unit(self._seed, self._place, "margin")
+        return 0.001 + 4.999 * (unit if self._prompt.kind == "open" else math.sqrt(unit))
+
+    def _rounding(self, token: str, width: int) -> float:
+        if not self._rounding_nats:
+            return 0.0
+        return self._rounding_nats * (2 * _toy_unit(self._seed, self._place, token, width) - 1) ** 5   # mostly tiny
+
+
+# --------------------------------------------------------------------------------------- drafters and steps (time is data)
+
+TOY_AGREEMENT = 0.75            # share of tokens on which the small draft model agrees with the target
+TOY_CARELESSNESS = 0.08         # share of wrong drafts that the broken verifier of `lossy` lets pass
+CROWD_COST = 0.06               # one more sequence in a pass, in passes of one sequence
+DRAFTED_COST = 0.02             # one drafted token more to verify, in passes of one sequence ...
+DRAFTED_CROWD_COST = 0.001      # ... and more for each further sequence, as the spare arithmetic is used up
+DRAFTING_COST = 0.10            # one token of the small draft model, in target passes
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """One demo server: what it pretends to be, how it drafts, and what a pass costs."""
+
+    dialect: str = "llama.cpp"
+    drafter: str = "none"
+    draft_length: int = 4
+    slots: int = 16
+    context_tokens: int = 4096
+    pass_s: float = 0.006               # one target pass over one token of one sequence
+    prompt_token_s: float = 0.00002     # one token of a prompt
+    rounding_nats: float = 0.0
+
+    @property
+    def speculates(self) -> bool:
+        return self.drafter != "none"
+
+    def pass_seconds(self, drafts: Sequence[Sequence[str]], prompt_tokens: int = 0) -> float:
+        """Seconds of one target pass over the sequences with these drafts, the drafting included."""
+        crowd = len(drafts) - 1
+        verified = sum(map(len, drafts)) * (DRAFTED_COST + DRAFTED_CROWD_COST * crowd)
+        drafting = max(map(len, drafts)) * DRAFTING_COST if self.drafter == "draft" else 0.0
+        return self.pass_s * (1 + CROWD_COST * crowd + verified + drafting) + prompt_tokens * self.prompt_token_s
+
+
+class NgramIndex:
+    """A text that knows what followed each of its n-grams when it last occurred."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._next: Dict[Tuple[str, ...], int] = {}
+        self.tokens: List[str] = []
+
+    def extend(self, tokens: Iterable[str]) -> None:
+        for token in tokens:
+            place = len(self.tokens)
+            for length in self._lengths:
+                if length <= place:
+                    self._next[tuple(self.tokens[place - length:])] = place
+            self.tokens.append(token)
+
+    def continuation(self, text: Sequence[str], count: int) -> List[str]:
+        """What followed the longest known n-gram that `text` ends with: at most `count` tokens, none if none is known."""
+        for length in self._lengths:
+            place = self._next.get(tuple(text[-length:])) if length <= len(text) else None
+            if place is not None:
+                return self.tokens[place:place + count]
+        return []
+
+
+class DemoSequence:
+    """One request in the engine: what was asked, what is answered so far, and what became of its drafts."""
+
+    def __init__(self, prompt: ToyPrompt, options: DemoOptions, max_tokens: int, top_logprobs: Optional[int] = None) -> None:
+        self.prompt = prompt
+        self.answer = ToyAnswer(prompt, options.rounding_nats)
+        self.max_tokens = max_tokens
+        self.top_logprobs = top_logprobs        # None: not asked for
+        self.streamed = True
+        self.tokens: List[str] = []
+        self.verified: List[Tuple[int, int]] = []   # (drafted, accepted) of every target pass after the prompt's
+        self.finish: Optional[str] = None           # stop | length | abort
+        self.started_s = self.first_s = self.last_s = 0.0
+        self.heard: Callable[[DemoEmission], None] = lambda emission: None
+        self.seen = NgramIndex(2, 4)
+        self.seen.extend(prompt.tokens if options.speculates else ())
+
+    @property
+    def drafted(self) -> int:
+        return sum(drafted for drafted, _ in self.verified)
+
+    @property
+    def accepted(self) -> int:
+        return sum(accepted for _, accepted in self.verified)
+
+
+class DemoLogprob(NamedTuple):
+    """One token's log-probability and the likeliest tokens at its place."""
+
+    token: str
+    nats: float
+    top: Sequence[Tuple[float, str]]
+    drafted: bool
+
+
+class DemoEmission(NamedTuple):
+    """What one pass adds to one sequence; the first `accepted` of the tokens were drafted."""
+
+    sequence: DemoSequence
+    tokens: Tuple[str, ...]
+    accepted: int
+    logprobs: Tuple[DemoLogprob, ...]
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the sequence's first token."""
+        return len(self.tokens) == len(self.sequence.tokens)
+
+
+class DemoStep(NamedTuple):
+    """One pass of the target over all active sequences: how long it takes, and what it yields when it ends."""
+
+    duration_s: float
+    emissions: Tuple[DemoEmission, ...]
+
+
+class DemoEngine:
+    """The target with its drafter, answering all active requests in common steps. It neither waits nor looks at a clock."""
+
+    def __init__(self, options: DemoOptions) -> None:
+        self.options = options
+        self.active: List[DemoSequence] = []
+        self.waiting: Deque[DemoSequence] = deque()
+        self.counts: Counter[Any] = Counter()       # over the sequences released
+        self.steps = 0
+        self._memory = NgramIndex(3, 8)             # earlier answers, for `suffix`
+
+    def step(self) -> Optional[DemoStep]:
+        """The next pass; None: nothing to do."""
+        while self.waiting and len(self.active) < self.options.slots:
+            self.active.append(self.waiting.popleft())
+        if not self.active:
+            return None
+        drafts = [self._draft(sequence) for sequence in self.active]
+        fresh = sum(len(sequence.prompt.tokens) for sequence in self.active if not sequence.tokens)
+        width = len(drafts) + sum(map(len, drafts))
+        emissions = tuple(self._verify(sequence, draft, width) for sequence, draft in zip(self.active, drafts))
+        self.steps += 1
+        return DemoStep(self.options.pass_seconds(drafts, fresh), emissions)
+
+    def deliver(self, step: DemoStep, begun_s: float) -> None:
+        """Tell everybody what the step, which is over now, has yielded."""
+        ended_s = begun_s + step.duration_s
+        for emission in step.emissions:
+            sequence = emission.sequence
+            sequence.started_s = begun_s if emission.first else sequence.started_s
+            sequence.first_s = ended_s if emission.first else sequence.first_s
+            sequence.last_s = ended_s
+            if sequence.finish:
+                self.release(sequence)
+            sequence.heard(emission)
+
+    def release(self, sequence: DemoSequence) -> None:
+        """Take a sequence out of the engine, finished or abandoned; the counters hold it from now on."""
+        for queue in (self.active, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+                self._count(sequence)
+
+    def _count(self, sequence: DemoSequence) -> None:
+        sequence.finish = sequence.finish or "abort"
+        counts = {"requests": 1, "prompt": len(sequence.prompt.tokens), "tokens": len(sequence.tokens)}
+        self.counts.update({**counts, **{(name, sequence.streamed): count for name, count in counts.items()}})
+        self.counts.update({
+            ("finish", sequence.finish): 1, "passes": len(sequence.verified),
+            "drafts": sum(drafted > 0 for drafted, _ in sequence.verified), "drafted": sequence.drafted,
+            "accepted": sequence.accepted, "prompt_s": sequence.first_s - sequence.started_s,
+            "decode_s": sequence.last_s - sequence.first_s})
+        self.counts.update(("position", place) for _, accepted in sequence.verified for place in range(accepted))
+        if self.options.drafter == "suffix":
+            self._memory.extend(sequence.tokens)
+
+    def _draft(self, sequence: DemoSequence) -> List[str]:
+        """Tokens guessed beyond the sequence's end: none before its first token, none past its limit or an end."""
+        count = min(self.options.draft_length, sequence.max_tokens - len(sequence.tokens) - 1)
+        if not sequence.tokens or count < 1 or not self.options.speculates:
+            return []
+        if self.options.drafter == "draft":
+            draft = _small_model_draft(sequence, count)
+        else:
+            draft = sequence.seen.continuation(sequence.seen.tokens, count)
+        if self.options.drafter == "suffix":
+            draft = self._memory.continuation(sequence.tokens, count) or draft
+        return draft[:draft.index(TOY_END)] if TOY_END in draft else draft
+
+    def _verify(self, sequence: DemoSequence, draft: Sequence[str], width: int) -> DemoEmission:
+        """The drafted tokens that the target would have chosen itself, and one of its own."""
+        answer, tokens, logprobs = sequence.answer, [], []
+        for guess in [*draft, None]:
+            own = answer.choose(width)
+            wrong = guess is not None and guess != own and self._passes_wrong(sequence, len(tokens))
+            token = guess if wrong else own
+            if sequence.top_logprobs is not None:
+                logprobs.append(_demo_logprob(answer.distribution(width), token, sequence.top_logprobs, token == guess))
+            answer.advance(token)
+            tokens.append(token)
+            if token != guess or token == TOY_END:
+                break
+        if sequence.tokens:
+            sequence.verified.append((len(draft), len(tokens) - 1))
+        self._append(sequence, tokens)
+        return DemoEmission(sequence, tuple(tokens), len(tokens) - 1, tuple(logprobs))
+
+    def _passes_wrong(self, sequence: DemoSequence, offset: int) -> bool:
+        place = len(sequence.tokens) + offset
+        return self.options.drafter == "lossy" and _toy_unit(sequence.prompt.seed, "lossy", place) < TOY_CARELESSNESS
+
+    def _append(self, sequence: DemoSequence, tokens: Sequence[str]) -> None:
+        sequence.tokens.extend(tokens)
+        sequence.seen.extend(tokens)
+        if tokens[-1] == TOY_END:
+            sequence.finish = "stop"
+        elif len(sequence.tokens) >= sequence.max_tokens:
+            sequence.finish = "length"
+
+
+def _small_model_draft(sequence: DemoSequence, count: int) -> List[str]:
+    """What a smaller model would say: often the target's own next tokens, and nonsense from its first error on."""
+    draft: List[str] = []
+    place = len(sequence.tokens)
+    while len(draft) < count and _toy_unit(sequence.prompt.seed, "small", place + len(draft)) < TOY_AGREEMENT:
+        draft.append(sequence.answer.peek(len(draft)))
+    while len(draft) < count:
+        draft.append(_toy_pick(_TOY_RIVALS, sequence.prompt.seed, "nonsense", place + len(draft)))
+    return draft
+
+
+def _demo_logprob(distribution: Sequence[Tuple[float, str]], token: str, count: int, drafted: bool) -> DemoLogprob:
+    nats = {text: nats for nats, text in distribution}.get(token, distribution[-1][0] - 5)
+    return DemoLogprob(token, nats, distribution[:count], drafted)
+
+
+# ------------------------------------------------------------------------------------- what three engines say (pure)
+
+
+class DemoRefusal(Exception):
+    """A request that an engine answers with an error: HTTP status and body."""
+
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+
+
+class DemoRequest:
+    """One chat request on its way to a reply: its body, its sequence, and how far the text has been told."""
+
+    def __init__(self, body: Mapping[str, Any], prompt: ToyPrompt, options: DemoOptions) -> None:
+        room = options.context_tokens - len(prompt.tokens)
+        wanted = body.get("max_completion_tokens") or body.get("max_tokens") or room
+        top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
+        self.body = body
+        self.sequence = DemoSequence(prompt, options, max(1, min(wanted, room)), top)
+        self.streamed = self.sequence.streamed = bool(body.get("stream"))
+        self.usage_wanted = bool((body.get("stream_options") or {}).get("include_usage"))
+        self.created = int(time.time())
+        self.id = "%016x" % int(_toy_unit(prompt.seed, time.time()) * (1 << 62))
+        self._function: Optional[str] = None        # name of the tool called, as far as it has come; None: no call
+        self._in_arguments = False
+
+    @property
+    def finish_reason(self) -> Optional[str]:
+        called = self.sequence.finish == "stop" and self._function is not None
+        return "tool_calls" if called else self.sequence.finish
+
+    @property
+    def usage(self) -> Dict[str, Any]:
+        prompt, completion = len(self.sequence.prompt.tokens), len(self.sequence.tokens)
+        return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+    def message(self) -> Dict[str, Any]:
+        """The whole message's channels: content, and the tool call if there is one."""
+        deltas = self.deltas(self.sequence.tokens, merge=True)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        if self._function is None:
+            return {"content": content}
+        pieces = [delta["tool_calls"][0]["function"]["arguments"] for delta in deltas if "tool_calls" in delta]
+        return {"content": content or None, "tool_calls": [self._call("".join(pieces))]}
+
+    def deltas(self, tokens: Iterable[str], merge: bool) -> List[Dict[str, Any]]:
+        """What the tokens add to the message, as OpenAI deltas; `merge`: neighbours of one kind in one delta."""
+        deltas: List[Dict[str, Any]] = []
+        for delta in filter(None, map(self._delta, tokens)):
+            if not (merge and deltas and _joined(deltas[-1], delta)):
+                deltas.append(delta)
+        return deltas
+
+    def _delta(self, token: str) -> Optional[Dict[str, Any]]:
+        if token == TOY_CALL:
+            self._function = ""
+        if token in TOY_SPECIAL:
+            return None
+        if self._function is None:
+            return {"content": token}
+        if self._in_arguments:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": token}}]}
+        self._in_arguments = token.startswith("\n")
+        self._function += token.strip()
+        return {"tool_calls": [{"index": 0, **self._call("")}]} if self._in_arguments else None
+
+    def _call(self, arguments: str) -> Dict[str, Any]:
+        return {"id": f"call_{self.id}", "type": "function", "function": {"name": self._function, "arguments": arguments}}
+
+
+def _joined(before: Dict[str, Any], delta: Mapping[str, Any]) -> bool:
+    """Whether `delta` could be put into the delta `before` it."""
+    if "content" in before and "content" in delta:
+        before["content"] += delta["content"]
+        return True
+    if "tool_calls" in before and "tool_calls" in delta and "id" not in delta["tool_calls"][0]:
+        before["tool_calls"][0]["function"]["arguments"] += delta["tool_calls"][0]["function"]["arguments"]
+        return True
+    return False
+
+
+class DemoDialect:
+    """How one engine speaks. The subclasses differ in everything that a client could stumble over."""
+
+    headers: Mapping[str, str] = {"server": "uvicorn", "vary": "Origin"}
+    owner = ""
+    methods: Mapping[str, str] = {}     # the engine's name of each drafter
+    ids_in_logprobs = False
+    too_long = "The input ({tokens} tokens) is longer than the model's context length ({context} tokens)."
+
+    def __init__(self, engine: DemoEngine) -> None:
+        self.engine = engine
+        self.options = engine.options
+        self.started_at = time.time()
+
+    def pages(self) -> Dict[str, Callable[[], Any]]:
+        """What GET answers, by path: a text, or a value to be sent as JSON."""
+        return {"/health": str, "/v1/models": self.models, "/metrics": lambda: _exposition(self.metrics())}
+
+    def models(self) -> Dict[str, Any]:
+        return {"object": "list", "data": [{
+            "id": DEMO_MODEL, "object": "model", "created": int(self.started_at), "owned_by": self.owner,
+            "root": DEMO_MODEL, "parent": None, "max_model_len": self.options.context_tokens}]}
+
+    def metrics(self) -> Iterator[DemoSample]:
+        """Every sample of the metrics page, those of one name together."""
+        raise NotImplementedError
+
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        """The chunks of a stream that one step's tokens cause; those that close it, after the last step."""
+        raise NotImplementedError
+
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        """The reply that is not streamed."""
+        choice = {"index": 0, "message": {"role": "assistant", **request.message()}, "logprobs": self.logprobs(logprobs),
+                  "finish_reason": request.finish_reason}
+        return {"id": f"chatcmpl-{request.id}", "object": "chat.completion", "created": request.created,
+                "model": DEMO_MODEL, "choices": [choice], "usage": request.usage}
+
+    def read(self, payload: bytes) -> DemoRequest:
+        """The request that a POST to the chat address holds; DemoRefusal if the engine would not answer it."""
+        try:
+            body = json.loads(payload)
+        except ValueError as error:
+            raise self.refusal(400, f"JSON decode error: {error}", "Bad Request", "body")
+        messages = body.get("messages") if isinstance(body, dict) else None
+        if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+            raise self.refusal(400, "1 validation error: 'messages': Field required", "Bad Request", "body.messages")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if not isinstance(body.get(name, 1), (int, type(None))):
+                raise self.refusal(400, f"1 validation error: '{name}': not an integer", "Bad Request", f"body.{name}")
+        self.check(body)
+        prompt, context = read_toy_prompt(messages, body.get("tools") or ()), self.options.context_tokens
+        if len(prompt.tokens) >= context:
+            sentence = self.too_long.format(tokens=len(prompt.tokens), context=context)
+            raise self.refusal(400, sentence, "BadRequestError", "input_tokens")
+        return DemoRequest(body, prompt, self.options)
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Refuse what only this engine refuses."""
+
+    def refusal(self, status: int, sentence: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
+        """An error in the engine's own shape."""
+        return DemoRefusal(status, {"error": {"message": sentence, "type": kind, "param": param, "code": status}})
+
+    def not_found(self) -> DemoRefusal:
+        return DemoRefusal(404, {"detail": "Not Found"})
+
+    def chunk(self, request: DemoRequest, choices: Sequence[Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
+        return {"id": f"chatcmpl-{request.id}", "object": "chat.completion.chunk", "created": request.created,
+                "model": DEMO_MODEL, "choices": choices, **more}
+
+    def logprobs(self, logprobs: Iterable[DemoLogprob]) -> Optional[Dict[str, Any]]:
+        """The logprobs of a choice; None: there are none."""
+        entries = [{**self._logprob(one.token, one.nats), "top_logprobs": [self._logprob(token, nats) for nats, token in one.top]}
+                   for one in logprobs]
+        return {"content": entries} if entries else None
+
+    def _logprob(self, token: str, nats: float) -> Dict[str, Any]:
+        number = {"id": toy_token_id(token)} if self.ids_in_logprobs else {}
+        return {**number, "token": token, "logprob": nats, "bytes": list(token.encode("utf-8", "surrogatepass"))}
+
+
+class DemoSample(NamedTuple):
+    """One sample of a metrics page."""
+
+    name: str
+    kind: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def _exposition(samples: Iterable[DemoSample]) -> str:
+    """A Prometheus page."""
+    lines: List[str] = []
+    before = ""
+    for name, kind, labels, value in samples:
+        if name != before:
+            lines += [f"# HELP {name} Of the demo server.", f"# TYPE {name} {kind}"]
+        before = name
+        shown = ",".join(f'{label}="{text}"' for label, text in labels.items())
+        lines.append(f"{name}{{{shown}}} {value}" if shown else f"{name} {value}")
+    return "\n".join(lines) + "\n"
+
+
+class LlamaCppDialect(DemoDialect):
+    """llama-server: one chunk a token, in bursts; drafts in `timings`; logprobs that are not real for drafted tokens."""
+
+    headers = {"Server": "llama.cpp", "Access-Control-Allow-Origin": ""}
+    owner = "llamacpp"
+    methods = {"ngram": "ngram-simple", "lossy": "ngram-simple", "suffix": "ngram-cache", "draft": "draft-simple"}
+    ids_in_logprobs = True
+    too_long = "request ({tokens} tokens) exceeds the available context size ({context} tokens), try increasing it"
+    build = "b11434-demo"
+
+    def pages(self) -> Dict[str, Callable[[], Any]]:
+        return {**super().pages(), "/health": lambda: {"status": "ok"}, "/props": self.props, "/slots": self.slots}
+
+    def models(self) -> Dict[str, Any]:
+        card = super().models()["data"][0]
+        context = card.pop("max_model_len")
+        return {"models": [{"name": DEMO_MODEL, "model": DEMO_MODEL, "type": "model"}], "object": "list",
+                "data": [{**card, "meta": {"n_ctx": context, "n_ctx_train": context, "ftype": "toy"}}]}
+
+    def props(self) -> Dict[str, Any]:
+        """As in the real one, the methods said here are always "none"."""
+        return {"default_generation_settings": {"params": {"speculative.types": "none"}, "n_ctx": self.options.context_tokens},
+                "total_slots": self.options.slots, "model_alias": DEMO_MODEL, "model_ftype": "toy",
+                "model_path": "/models/toy-target.gguf", "endpoint_slots": True, "endpoint_metrics": True,
+                "build_info": self.build}
+
+    def slots(self) -> List[Dict[str, Any]]:
+        types = ",".join(filter(None, ("none", self.methods.get(self.options.drafter))))
+        params = {"params": {"speculative.types": types}} if self.engine.counts["requests"] else {}
+        return [{"id": number, "n_ctx": self.options.context_tokens, "speculative": self.options.speculates,
+                 "is_processing": number < len(self.engine.active), **params} for number in range(self.options.slots)]
+
+    def metrics(self) -> Iterator[DemoSample]:
+        counts = self.engine.counts
+        for name, value in (("prompt_tokens", counts["prompt"]), ("prompt_tokens_cached", 0),
+                            ("prompt_seconds", counts["prompt_s"]), ("tokens_predicted", counts["tokens"]),
+                            ("tokens_predicted_seconds", counts["decode_s"]), ("n_decode", self.engine.steps),
+                            ("spec_decode_num_draft_tokens", counts["drafted"]),
+                            ("spec_decode_num_accepted_tokens", counts["accepted"]),
+                            ("spec_decode_num_drafts", counts["drafts"])):
+            yield DemoSample(f"llamacpp:{name}_total", "counter", {}, value)
+        for name, value in (("requests_processing", len(self.engine.active)), ("requests_deferred", len(self.engine.waiting))):
+            yield DemoSample(f"llamacpp:{name}", "gauge", {}, value)
+        for place in range(self.options.draft_length if counts["drafts"] else 0):
+            yield DemoSample("llamacpp:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+                             {"position": str(place)}, counts["position", place])
+
+    def refusal(self, status: int, sentence: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
+        kind = "exceed_context_size_error" if param == "input_tokens" else "invalid_request_error"
+        return DemoRefusal(status, {"error": {"code": status, "message": sentence, "type": kind}})
+
+    def not_found(self) -> DemoRefusal:
+        return DemoRefusal(404, {"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}})
+
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        def choice(delta: Mapping[str, Any], finish: Optional[str] = None, **more: Any) -> Dict[str, Any]:
+            return self.chunk(request, [{"finish_reason": finish, "index": 0, "delta": delta, **more}], system_fingerprint=self.build)
+
+        events = [choice({"role": "assistant", "content": None})] if emission.first else []
+        for place, token in enumerate(emission.tokens):
+            real = emission.logprobs and place >= emission.accepted     # a drafted token's are absent
+            more = {"logprobs": self.logprobs(emission.logprobs[place:place + 1])} if real else {}
+            events += [choice(delta, **more) for delta in request.deltas([token], merge=False)]
+        if request.sequence.finish and request.usage_wanted:
+            account = self._account(request)
+            events += [choice({}, request.finish_reason), self.chunk(request, [], system_fingerprint=self.build, **account)]
+        elif request.sequence.finish:
+            events.append({**choice({}, request.finish_reason), "timings": self._account(request)["timings"]})
+        return events
+
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        whole = super().whole(request, [one._replace(nats=0.0, top=()) if one.drafted else one for one in logprobs])
+        if not logprobs:
+            del whole["choices"][0]["logprobs"]
+        return {**whole, "system_fingerprint": self.build, **self._account(request)}
+
+    def _account(self, request: DemoRequest) -> Dict[str, Any]:
+        sequence, usage = request.sequence, request.usage
+        predicted, decode_ms = len(sequence.tokens), max(0.001, (sequence.last_s - sequence.first_s) * 1e3)
+        timings = {"cache_n": 0, "prompt_n": usage["prompt_tokens"], "prompt_ms": (sequence.first_s - sequence.started_s) * 1e3,
+                   "predicted_n": predicted, "predicted_ms": decode_ms, "predicted_per_token_ms": decode_ms / predicted,
+                   "predicted_per_second": (predicted - 1) / decode_ms * 1e3}
+        if sequence.drafted:        # absent, not nought
+            timings.update(draft_n=sequence.drafted, draft_n_accepted=sequence.accepted)
+        return {"usage": {**usage, "prompt_tokens_details": {"cached_tokens": 0}}, "timings": timings}
+
+
+class VllmDialect(DemoDialect):
+    """vLLM: all tokens of a step in one chunk, the finish reason on the last of them, acceptance beside the usage."""
+
+    owner = "vllm"
+    too_long = ("This model's maximum context length is {context} tokens. However, your prompt contains at least {tokens} "
+                "input tokens. (parameter=input_tokens, value={tokens})")
+    version = "0.32.0"
+
+    def pages(self) -> Dict[str, Callable[[], Any]]:
+        return {**super().pages(), "/version": lambda: {"version": self.version}}
+
+    def metrics(self) -> Iterator[DemoSample]:
+        plain = {"engine": "0", "model_name": DEMO_MODEL}
+        for name, samples in self._counters(self.engine.counts).items():
+            for more, value in samples:
+                yield DemoSample(f"vllm:{name}_total", "counter", {**plain, **more}, float(value))
+            for more, _ in samples:
+                yield DemoSample(f"vllm:{name}_created", "gauge", {**plain, **more}, self.started_at)
+        capacity = self.options.context_tokens * self.options.slots
+        cache = {"block_size": "16", "cache_dtype": "auto", "enable_prefix_caching": "False", "engine": "0",
+                 "gpu_memory_utilization": "0.9", "kv_cache_dtype_skip_layers": "[]", "kv_cache_size_tokens": str(capacity),
+                 "num_gpu_blocks": str(capacity // 16)}
+        yield DemoSample("vllm:num_requests_running", "gauge", plain, float(len(self.engine.active)))
+        yield DemoSample("vllm:cache_config_info", "gauge", cache, 1.0)
+        yield DemoSample("process_start_time_seconds", "gauge", {}, self.started_at)
+
+    def _counters(self, counts: Mapping[Any, float]) -> Dict[str, List[Tuple[Mapping[str, str], float]]]:
+        """Samples by counter, the labels beyond the common ones told apart; those of drafts only when speculating."""
+        reasons = [({"finished_reason": reason}, counts["finish", reason]) for reason in ("stop", "length", "abort")]
+        counters: Dict[str, List[Tuple[Mapping[str, str], float]]] = {
+            "prompt_tokens": [({}, counts["prompt"])], "generation_tokens": [({}, counts["tokens"])], "request_success": reasons}
+        if self.options.speculates:
+            positions = range(self.options.draft_length)
+            counters.update({
+                "spec_decode_num_drafts": [({}, counts["drafts"])], "spec_decode_num_draft_tokens": [({}, counts["drafted"])],
+                "spec_decode_num_accepted_tokens": [({}, counts["accepted"])],
+                "spec_decode_num_accepted_tokens_per_pos": [({"position": str(i)}, counts["position", i]) for i in positions]})
+        return counters
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        if body.get("model") not in (None, DEMO_MODEL):
+            sentence = f"The model `{body.get('model')}` does not exist. Valid aliases: {DEMO_MODEL}."
+            raise self.refusal(404, sentence, "NotFoundError", "model")
+        if body.get("max_tokens", 1) == 0:
+            sentence = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+            raise self.refusal(400, sentence, "BadRequestError", "max_tokens")
+
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        finish = request.sequence.finish
+        ids = self._ids(request, emission.tokens)
+        opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        prompt_ids = self._ids(request, request.sequence.prompt.tokens)
+        events = [self.chunk(request, [opening], prompt_token_ids=prompt_ids, prompt_text=None)] if emission.first else []
+        deltas = request.deltas(emission.tokens, merge=True) or ([{"content": ""}] if ids or finish else [])
+        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None} for delta in deltas]
+        if choices:
+            choices[-1].update(logprobs=self.logprobs(emission.logprobs), token_ids=ids)
+        if finish:
+            choices[-1].update(finish_reason=request.finish_reason, stop_reason=None)
+        events += [self.chunk(request, [choice]) for choice in choices]
+        if finish and request.usage_wanted:
+            events.append(self.chunk(request, [], usage=request.usage, **self._account(request.sequence)))
+        return events
+
+    def _ids(self, request: DemoRequest, tokens: Sequence[str]) -> Optional[List[int]]:
+        return list(map(toy_token_id, tokens)) if request.body.get("return_token_ids") else None
+
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        whole = super().whole(request, logprobs)
+        whole["choices"][0].update(stop_reason=None, token_ids=self._ids(request, request.sequence.tokens))
+        whole["choices"][0]["message"].update(refusal=None, reasoning=None)
+        prompt_ids = self._ids(request, request.sequence.prompt.tokens)
+        return {**whole, "prompt_token_ids": prompt_ids, "metrics": None, **self._account(request.sequence)}
+
+    def _account(self, sequence: DemoSequence) -> Dict[str, Any]:
+        taken = [accepted for drafted, accepted in sequence.verified if drafted]    # passes without a draft do not count
+        fingerprint = {"system_fingerprint": f"vllm-{self.version}-demo"}
+        if not self.options.speculates:
+            return fingerprint
+        return {**fingerprint, "metrics": {"speculative_decoding": {
+            "mean_acceptance_length": 1 + sum(taken) / len(taken) if taken else 0.0,
+            "draft_acceptance_rate": sum(taken) / sequence.drafted if taken else 0.0,
+            "acceptance_histogram": [taken.count(place) for place in range(self.options.draft_length + 1)],
+            "num_spec_steps": len(taken), "num_accepted_draft_tokens": sum(taken), "num_draft_tokens": sequence.drafted,
+            "num_spec_tokens": self.options.draft_length}}}
+
+
+class SglangDialect(DemoDialect):
+    """SGLang: nominal proposals, lengths over every pass, acceptance in a chunk of its own, a talkative server_info."""
+
+    owner = "sglang"
+    methods = {"ngram": "NGRAM", "lossy": "NGRAM", "suffix": "NGRAM", "draft": "STANDALONE"}
+
+    def pages(self) -> Dict[str, Callable[[], Any]]:
+        model = {"model_path": "/models/toy-target", "served_model_name": DEMO_MODEL, "is_generation": True, "model_type": "toy"}
+        return {**super().pages(), "/server_info": self.server_info, "/get_server_info": self.server_info,
+                "/model_info": lambda: model, "/get_model_info": lambda: model}
+
+    def server_info(self) -> Dict[str, Any]:
+        """Every server argument; as in the real one a secret among them, which no client may keep."""
+        k = self.options.draft_length if self.options.speculates else None
+        return {"model_path": "/models/toy-target", "served_model_name": DEMO_MODEL, "dtype": "auto", "quantization": None,
+                "kv_cache_dtype": "auto", "context_length": self.options.context_tokens, "api_key": "demo-secret",
+                "admin_api_key": "demo-secret", "launch_command": "sglang serve --api-key demo-secret",
+                "max_running_requests": self.options.slots, "disable_radix_cache": True, "random_seed": 1,
+                "enable_metrics": True, "enable_deterministic_inference": False, "attention_backend": "triton",
+                "speculative_algorithm": self.methods.get(self.options.drafter),
+                "speculative_draft_model_path": "/models/toy-draft" if self.options.drafter == "draft" else None,
+                "speculative_num_steps": k, "speculative_eagle_topk": k and 1, "speculative_num_draft_tokens": k and k + 1,
+                "max_total_num_tokens": self.options.context_tokens * self.options.slots, "version": "0.5.20"}
+
+    def metrics(self) -> Iterator[DemoSample]:
+        counts, plain = self.engine.counts, {"engine_type": "unified", "model_name": DEMO_MODEL}
+        gauges = {"max_total_num_tokens": self.options.context_tokens * self.options.slots,
+                  "context_len": self.options.context_tokens, "num_running_reqs": len(self.engine.active),
+                  "spec_accept_length": 0, "spec_accept_rate": 0}       # windows that no short run fills
+        for name, value in gauges.items():
+            yield DemoSample(f"sglang:{name}", "gauge", {**plain, "moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}, float(value))
+        for name, key in (("prompt_tokens", "prompt"), ("generation_tokens", "tokens"), ("num_requests", "requests")):
+            for streamed in filter(lambda streamed: counts["requests", streamed], (False, True)):
+                labels = {**plain, "is_streaming": str(streamed).lower()}
+                yield DemoSample(f"sglang:{name}_total", "counter", labels, float(counts[key, streamed]))
+        if self.options.speculates and counts["requests"]:
+            yield DemoSample("sglang:spec_verify_calls_total", "counter", plain, float(counts["passes"]))
+
+    def refusal(self, status: int, sentence: str, kind: str, param: Optional[str] = None) -> DemoRefusal:
+        return DemoRefusal(status, {"object": "error", "message": sentence, "type": kind, "param": None, "code": status})
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        for name in ("return_token_ids", "return_meta_info"):
+            if body.get("stream") and body.get(name):
+                raise self.refusal(400, f"{name} is not supported with streaming. Please set stream=false.", "BadRequest")
+
+    def events(self, request: DemoRequest, emission: DemoEmission) -> List[Mapping[str, Any]]:
+        def choice(delta: Mapping[str, Any], finish: Optional[str] = None, **more: Any) -> Dict[str, Any]:
+            return {**self.chunk(request, [{"index": 0, "delta": {"reasoning_content": None, **delta}, "logprobs": None,
+                                            "finish_reason": finish, **self._stopped(finish), **more}]), "id": request.id}
+
+        events = [choice({"role": "assistant", "content": ""})] if emission.first else []
+        shown = [one._replace(top=emission.logprobs[0].top) for one in emission.logprobs]   # as seen: the first one's for all
+        events += [choice(delta, logprobs=self.logprobs(shown)) for delta in request.deltas(emission.tokens, merge=True)]
+        if request.sequence.finish:
+            account = self._account(request)
+            events.append(choice({}, request.finish_reason))
+            events += [self.chunk(request, [], usage=None, **account)] if account else []
+            events += [self.chunk(request, [], usage=self._usage(request))] if request.usage_wanted else []
+        return events
+
+    def whole(self, request: DemoRequest, logprobs: Sequence[DemoLogprob]) -> Dict[str, Any]:
+        whole = {**super().whole(request, logprobs), "id": request.id, "usage": self._usage(request)}
+        choice = whole["choices"][0]
+        choice.update(self._stopped(request.finish_reason))
+        choice["message"] = {"reasoning_content": None, "tool_calls": None, **choice["message"]}
+        if request.body.get("return_token_ids"):
+            choice["response_token_ids"] = list(map(toy_token_id, request.sequence.tokens))
+        return {**whole, "model": request.body.get("model") or DEMO_MODEL, **self._account(request)}
+
+    @staticmethod
+    def _stopped(finish: Optional[str]) -> Dict[str, Any]:
+        return {"matched_stop": toy_token_id(TOY_END) if finish == "stop" else None}
+
+    def _usage(self, request: DemoRequest) -> Dict[str, Any]:
+        return {**request.usage, "prompt_tokens_details": None, "reasoning_tokens": 0}
+
+    def _account(self, request: DemoRequest) -> Dict[str, Any]:
+        taken = [accepted for _, accepted in request.sequence.verified]
+        if not (request.body.get("return_spec_tokens_details") and self.options.speculates and taken):
+            return {}
+        proposed = len(taken) * self.options.draft_length       # nominal: also for passes without a draft
+        return {"sglext": {"spec_tokens_details": {
+            "spec_accept_rate": sum(taken) / proposed, "spec_accept_length": len(request.sequence.tokens) / len(taken),
+            "spec_cap_length": 0.0, "spec_block_accept_length": 0.0, "spec_num_correct_drafts": sum(taken),
+            "spec_num_proposed_drafts": proposed, "spec_verify_ct": len(taken),
+            "spec_correct_drafts_histogram": [taken.count(place) for place in range(max(taken) + 1)],
+            "spec_cap_lens_histogram": []}}}
+
+
+# ------------------------------------------------------------------------------------------- sockets and children (I/O)
+
+_DEMO_SPEAKERS = {"llama.cpp": LlamaCppDialect, "vllm": VllmDialect, "sglang": SglangDialect}
+
+
+def add_demo_server_options(parser: argparse.ArgumentParser) -> None:
+    """The flags of the hidden verb `demo-server`."""
+    default = DemoOptions()
+    parser.add_argument("--port", type=int, default=0, help="0: any free one; it is printed as the first line")
+    parser.add_argument("--dialect", choices=DEMO_DIALECTS, default=default.dialect)
+    parser.add_argument("--drafter", choices=DEMO_DRAFTERS, default=default.drafter)
+    parser.add_argument("--draft-length", type=int, default=default.draft_length, metavar="K")
+    parser.add_argument("--slots", type=int, default=default.slots, metavar="N", help="requests answered at once")
+    parser.add_argument("--context", type=int, default=default.context_tokens, metavar="TOKENS")
+    parser.add_argument("--pass-ms", type=float, default=default.pass_s * 1e3, metavar="MS", help="one target pass")
+    parser.add_argument("--rounding", type=float, default=0.0, metavar="NATS", help="largest rounding error of a score")
+
+
+def demo_server(options: argparse.Namespace) -> int:
+    """Serve on loopback until stdin closes (a terminal's does not count) or the process is ended. Exit status."""
+    engine = DemoEngine(DemoOptions(options.dialect, options.drafter, options.draft_length, options.slots, options.context,
+                                    options.pass_ms / 1e3, rounding_nats=options.rounding))
+    if sys.stdin is not None and not sys.stdin.isatty():
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    try:
+        asyncio.run(_serve_demo(_DEMO_SPEAKERS[options.dialect](engine), options.port))
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _end_with_stdin() -> None:
+    """The pipe from our parent closes when the parent closes it or dies, on every system; then we end."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)
+
+
+async def _serve_demo(dialect: DemoDialect, port: int) -> None:
+    work = asyncio.Event()
+    server = await asyncio.start_server(
+        lambda reader, writer: _serve_connection(DemoConnection(dialect, work, reader, writer)), "127.0.0.1", port)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await _serve_steps(dialect.engine, work)
+
+
+async def _serve_steps(engine: DemoEngine, work: asyncio.Event) -> None:
+    """Let the engine's passes last as long as they say, on a schedule that late wake-ups do not stretch."""
+    due_s = time.perf_counter()
+    while True:
+        step = engine.step()
+        if step is None:
+            work.clear()
+            await work.wait()
+            due_s = time.perf_counter()
+            continue
+        begun_s = max(due_s, time.perf_counter() - 0.05)
+        due_s = begun_s + step.duration_s
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        engine.deliver(step, begun_s)
+
+
+class DemoConnection(NamedTuple):
+    """One client's connection, with whom it talks to."""
+
+    dialect: DemoDialect
+    work: asyncio.Event     # set: there is something to answer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has hung up."""
+        return self.writer.transport.is_closing() or self.reader.at_eof()
+
+
+async def _serve_connection(connection: DemoConnection) -> None:
+    """Answer one connection's requests in turn, until it closes."""
+    head = ""
+    try:
+        while not re.search(r"(?im)^connection:\s*close", head):
+            head = (await connection.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            length = re.search(r"(?im)^content-length:\s*(\d+)", head)
+            payload = await connection.reader.readexactly(int(length[1])) if length else b""
+            method, target, _ = head.split(" ", 2)
+            await _answer(connection, method, target.partition("?")[0].rstrip("/"), payload)
+            await connection.writer.drain()
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
+        pass        # it has closed, or does not speak HTTP
+    finally:
+        connection.writer.close()
+
+
+async def _answer(connection: DemoConnection, method: str, path: str, payload: bytes) -> None:
+    dialect = connection.dialect
+    try:
+        if (method, path) == ("POST", "/v1/chat/completions"):
+            await _answer_chat(connection, dialect.read(payload))
+        elif method != "GET" or path not in dialect.pages():
+            raise dialect.not_found()
+        else:
+            connection.writer.write(_response(dialect, 200, dialect.pages()[path]()))
+    except DemoRefusal as refusal:
+        connection.writer.write(_response(dialect, refusal.status, refusal.body))
+
+
+async def _answer_chat(connection: DemoConnection, request: DemoRequest) -> None:
+    """Put the request into the engine and write what its steps yield, each step's chunks in one write."""
+    dialect, writer = connection.dialect, connection.writer
+    done = asyncio.Event()
+    logprobs: List[DemoLogprob] = []
+
+    def hear(emission: DemoEmission) -> None:
+        logprobs.extend(emission.logprobs)
+        if request.streamed and not connection.gone:
+            writer.write(b"".join(_http_chunk(b"data: %b\n\n" % _json_bytes(event)) for event in dialect.events(request, emission)))
+        if connection.gone:
+            dialect.engine.release(request.sequence)
+        if request.sequence.finish:
+            done.set()
+
+    request.sequence.heard = hear
+    if request.streamed:
+        writer.write(_response_head(dialect, 200, "text/event-stream; charset=utf-8", "Transfer-Encoding: chunked"))
+    dialect.engine.waiting.append(request.sequence)
+    connection.work.set()
+    await done.wait()
+    closing = _http_chunk(b"data: [DONE]\n\n") + _http_chunk(b"")
+    writer.write(closing if request.streamed else _response(dialect, 200, dialect.whole(request, logprobs)))
+
+
+def _response(dialect: DemoDialect, status: int, body: Any) -> bytes:
+    """A whole HTTP response: a text as it is, anything else as JSON."""
+    kind, payload = "application/json", _json_bytes(body)
+    if isinstance(body, str):
+        kind, payload = "text/plain; version=0.0.4; charset=utf-8", body.encode()
+    return _response_head(dialect, status, kind, f"Content-Length: {len(payload)}") + payload
+
+
+def _response_head(dialect: DemoDialect, status: int, kind: str, framing: str) -> bytes:
+    reason = {200: "OK", 400: "Bad Request", 404: "Not Found"}[status]
+    headers = [f"{name}: {value}" for name, value in dialect.headers.items()]
+    return "\r\n".join([f"HTTP/1.1 {status} {reason}", *headers, f"Content-Type: {kind}", framing, "", ""]).encode("latin-1")
+
+
+def _http_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _json_bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class DemoServer:
+    """A demo server that runs as our child; as a context manager it is stopped at the end."""
+
+    url: str                # base URL, ending in /v1
+    dialect: str
+    drafter: str
+    process: subprocess.Popen
+
+    def __enter__(self) -> DemoServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        stop_demo_server(self)
+
+
+def start_demo_server(dialect: str = "llama.cpp", drafter: str = "none", flags: Sequence[str] = (),
+                      program: Sequence[str] = ()) -> DemoServer:
+    """A demo server that is ready to be asked. `flags`: further ones of the verb; `program`: what is run in its place."""
+    import subprocess
+    command = [*(program or (sys.executable, os.path.abspath(__file__), "demo-server")),
+               "--dialect", dialect, "--drafter", drafter, *flags]
+    # A Ctrl-C at the terminal is ours alone: the pass under way is still to be recorded.
+    apart: Dict[str, Any] = {"start_new_session": True}
+    if os.name == "nt":
+        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)
+    port = process.stdout.readline().strip().decode()
+    server = DemoServer(f"http://127.0.0.1:{port}/v1", dialect, drafter, process)
+    if not port.isdigit():
+        stop_demo_server(server)
+        raise MeasureError(f"a demo server did not start (exit status {process.returncode})", "run demo-server by hand to see why")
+    return server
+
+
+def stop_demo_server(server: DemoServer) -> None:
+    """End the child: ask by closing its stdin, insist after two seconds."""
+    import subprocess
+    server.process.stdin.close()
+    try:
+        server.process.wait(2)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        server.process.wait()
+    server.process.stdout.close()
 
 
 # ======================================================================================================================
 # 16. Command line (I/O)
 # ======================================================================================================================
 #
-# Verbs; main(argv) -> int.
+# A verb is a parser and a function that returns the exit code: 0 measured and all requests answered, 1 something failed,
+# 2 cannot start, 130 interrupted. stdout carries the result, stderr the progress.
+
+EXIT_OK, EXIT_FAILED, EXIT_CANNOT_START, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+class Screen:
+    """Where results and progress go, what the stream can show, and how wide it is."""
+
+    def __init__(self, quiet: bool = False, result: Any = None) -> None:
+        self.result = result or sys.stdout
+        self.progress = sys.stderr
+        self.quiet = quiet
+        self._bar_shown = False
+        self._bar_at_s = -1.0
+
+    def width(self) -> int:
+        """Columns of the terminal, at least 60; 80 where there is none."""
+        return max(60, shutil.get_terminal_size((80, 24)).columns)
+
+    def show(self, lines: Union[str, Iterable[str]]) -> None:
+        """Result lines, in whatever characters the stream can encode."""
+        self._write(self.result, lines if isinstance(lines, str) else "\n".join(lines))
+
+    def say(self, line: str) -> None:
+        """One line of progress or warning, escaped: servers' words are in it."""
+        if not self.quiet:
+            self.clear_bar()
+            self._write(self.progress, terminal_text(line))
+
+    def _write(self, stream: Any, text: str) -> None:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(encodable(text, encoding) + "\n")
+        stream.flush()
+
+    def bar_is_due(self, now_s: float) -> bool:
+        """Whether the bar may be drawn again: four times a second, so that drawing disturbs no stamp."""
+        if self.quiet or now_s - self._bar_at_s < 0.25 or not self._is_terminal():
+            return False
+        self._bar_at_s = now_s
+        return True
+
+    def bar(self, done: int, of: int, words: str, left_s: Optional[float]) -> None:
+        """The progress so far: one line that is written over, on a terminal only."""
+        filled = "#" * int(20 * done / max(of, 1))
+        eta = f", about {_clock_words(left_s)} left" if left_s is not None else ""
+        self.progress.write(f"\r\x1b[K[{filled:<20}] {done}/{of} {words}{eta}")
+        self.progress.flush()
+        self._bar_shown = True
+
+    def clear_bar(self) -> None:
+        """Take the bar away, so that a line can stand there."""
+        if self._bar_shown:
+            self.progress.write("\r\x1b[K")
+            self._bar_shown = False
+
+    def _is_terminal(self) -> bool:
+        return bool(getattr(self.progress, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+
+
+def _clock_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The plan: what will be asked, where, how often
+
+
+class Block(NamedTuple):
+    """One workload at one level: its slice of the prompts."""
+
+    workload: str
+    concurrency: int
+    prompts: Tuple[Prompt, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will be asked, in order, and what is to be said about it beforehand."""
+
+    blocks: Tuple[Block, ...]
+    remarks: Tuple[Remark, ...] = ()
+
+    @property
+    def prompts(self) -> Tuple[Prompt, ...]:
+        """All prompts, each once, in order."""
+        return tuple({prompt.id: prompt for block in self.blocks for prompt in block.prompts}.values())
+
+    @property
+    def levels(self) -> Tuple[int, ...]:
+        """The concurrency levels, each once, rising."""
+        return tuple(sorted({block.concurrency for block in self.blocks}))
+
+
+class Wish(NamedTuple):
+    """A workload as it was asked for: where its prompts come from, at which levels, how many of them."""
+
+    workload: str
+    prompts: Tuple[Prompt, ...]
+    levels: Tuple[int, ...]
+    limit: Optional[int]
+
+
+SUITES = ("lesson", "tutorial")
+_LESSON_LIMITS = {"copy": 12, "closed": 12, "open": 12, "mixed": 40}
+_TUTORIAL_LEVELS = (1, 4, 16)
+_TUTORIAL_LIMIT = 78
+
+
+def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
+    """The blocks that a list of wishes comes to: no prompt is asked twice on a server, unless prompts are to be shared."""
+    blocks: List[Block] = []
+    remarks: List[Remark] = []
+    seen: Dict[str, None] = {}
+    for wish in wishes:
+        prompts = take(without_repeats(wish.prompts, seen), wish.limit)
+        seen.update(dict.fromkeys(map(prompt_sha256, prompts)))
+        if len(prompts) < len(wish.levels) and not share_prompts or not prompts:
+            raise MeasureError(f"The workload {wish.workload} has {len(prompts)} prompts for {len(wish.levels)} concurrency levels.",
+                               "give it more prompts, or name fewer levels: each level needs prompts of its own")
+        for place, level in enumerate(wish.levels):
+            own = prompts if share_prompts else slice_for_level(prompts, place, len(wish.levels))
+            blocks.append(Block(wish.workload, level, own))
+            if len(own) < level:
+                remarks.append(Remark(f"{wish.workload} has {len(own)} prompts for concurrency {level}: never {level} requests at once.",
+                                      f"give it at least {level * len(wish.levels)} prompts, or raise --limit", about=wish.workload))
+    if share_prompts and any(len(wish.levels) > 1 for wish in wishes):
+        remarks.append(Remark("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
+                                "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
+    return Plan(tuple(blocks), tuple(remarks))
+
+
+def wishes_of(options: Any) -> Tuple[List[Wish], List[Remark]]:
+    """The workloads that the command line asks for, their files read."""
+    remarks: List[Remark] = []
+    if options.suite == "lesson":
+        return [Wish(name, _set_of(name), (10,) if name == "mixed" else (1,), options.limit or limit)
+                for name, limit in _LESSON_LIMITS.items()], remarks
+    if options.suite == "tutorial":
+        chat = _prompts_of_file(options, "chat", remarks) if options.prompts else _set_of("open")
+        sets = (("chat", chat), ("agent", _set_of("agent")), ("math", _set_of("math")))
+        return [Wish(name, prompts, options.concurrency or _TUTORIAL_LEVELS, options.limit or _TUTORIAL_LIMIT) for name, prompts in sets], remarks
+    names = options.prompt_set or (("file",) if options.prompts else (BUILTIN,))
+    levels = options.concurrency or (1,)
+    wishes = []
+    for name in names:
+        prompts = _prompts_of_file(options, None, remarks) if name == "file" else _set_of(name)
+        workload = prompts[0].workload if name == "file" and len({prompt.workload for prompt in prompts}) == 1 else name
+        wishes.append(Wish(workload, prompts, levels, options.limit))
+    return wishes, remarks
+
+
+def _set_of(name: str) -> Tuple[Prompt, ...]:
+    if name == BUILTIN:
+        return builtin_prompts()
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "prompts", f"{name}.jsonl")
+    if not os.path.exists(path):
+        raise MeasureError(f"The prompt set {name!r} is not there: {path} does not exist.",
+                           "copy the folder prompts/ next to the script, or use --prompt-set builtin")
+    return tuple(replace(prompt, workload=name) for prompt in read_prompt_file(path).prompts)
+
+
+def _prompts_of_file(options: Any, workload: Optional[str], remarks: List[Remark]) -> Tuple[Prompt, ...]:
+    if not options.prompts:
+        raise MeasureError("--prompt-set file needs a file.", "name it with --prompts FILE")
+    read = read_prompt_file(options.prompts, workload, options.prompt_key)
+    for caveat in read.caveats[:5]:
+        remarks.append(Remark(caveat.sentence, caveat.remedy))
+    if len(read.caveats) > 5:
+        remarks.append(Remark(f"{options.prompts}: {len(read.caveats) - 5} more records like these."))
+    remarks.append(Remark(f"{options.prompts}: {len(read.prompts)} prompts, {read.shape}."))
+    return read.prompts
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Measuring
+
+
+class Session:
+    """One measurement under way: its servers, its journals, and what has been measured so far."""
+
+    def __init__(self, options: Any, screen: Screen, plan: Plan) -> None:
+        self.options, self.screen, self.plan = options, screen, plan
+        self.client = Client(options.timeout, options.cafile)
+        self.arms: List[Arm] = []
+        self.asking = Asking(options.max_tokens, options.seed, not options.no_stream, options.no_think, options.extra_body,
+                             salt=secrets.token_hex(6))
+        self.started_at = now_utc()
+        self.passes: List[Pass] = []
+        self.rulers: Dict[str, Ruler] = {}
+        self.margins: Dict[Tuple[str, str, int, str, int], float] = {}
+        self.remarks: List[Remark] = []     # what is to be kept with the records
+        self.interrupt = Interrupt()
+        self.notebook: Any = None
+        self.evidence: Optional[Journal] = None
+        self.baseline_run: Optional[Run] = None
+        self.failed = False             # a request failed, or something could not be written down
+        self.failed_writes = False
+        self.warm_speeds: Dict[str, Tuple[float, float]] = {}   # TTFT and TPOT of an untimed request, by server
+        self.total = 0                  # timed requests to be sent, and sent so far
+        self.sent = 0
+        self.sending_since_s = 0.0
+
+    def run_alone(self) -> Run:
+        """What this measurement has brought so far, as a run."""
+        return Run(self.options.label, self.started_at, self.settings, prompts_sha256(self.plan.prompts),
+                   {arm.server.label: arm.server for arm in self.arms}, {prompt.id: prompt for prompt in self.plan.prompts},
+                   tuple(self.passes), self.rulers, self.margins, client=client_facts(), path=self.evidence.path if self.evidence else "")
+
+    def run(self) -> Run:
+        """What has been measured so far, together with a baseline that was measured before (--baseline-run)."""
+        own = self.run_alone()
+        return own if self.baseline_run is None else replace(joined(self.baseline_run, [own]), label=own.label, path=own.path)
+
+    def caveats_about(self, workload: str, *labels: str) -> List[Caveat]:
+        """The caveats of the whole run that concern a workload and these servers."""
+        return [remark.caveat() for remark in self.remarks if remark.about in ("", workload, *labels)]
+
+    def prompt(self, identity: str) -> Prompt:
+        """The planned prompt of that id."""
+        return next(prompt for prompt in self.plan.prompts if prompt.id == identity)
+
+    @property
+    def settings(self) -> Dict[str, Any]:
+        """What must be equal for two runs to be comparable, and what is good to know later."""
+        options = self.options
+        return {"max_tokens": options.max_tokens, "seed": options.seed, "repeats": options.repeats, "stream": not options.no_stream,
+                "no_think": options.no_think, "extra_body": options.extra_body, "share_prompts": options.share_prompts,
+                "dropped": sorted(self.asking.dropped), "own_bodies": {arm.server.label: arm.own_body for arm in self.arms if arm.own_body},
+                "order": options.order, "warmup": options.warmup, "suite": options.suite, "track": options.track,
+                "texts": not options.no_texts}
+
+
+def client_facts() -> Dict[str, Any]:
+    """Who measured: Python and platform, nothing that names a person or a machine."""
+    return {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count()}
+
+
+def measure(options: Any) -> int:
+    """The verb without a name: measure, compare, write down, show."""
+    screen = Screen(options.quiet, sys.stderr if options.labbook == "-" else None)
+    wishes, notes = wishes_of(options)
+    plan = plan_of(wishes, options.share_prompts)
+    session = Session(options, screen, plan)
+    try:
+        if options.baseline_run:
+            session.baseline_run = _read_run_aloud(options.baseline_run, screen)
+        _open_journals(session)
+        _meet_servers(session, notes)
+        with session.interrupt:
+            _warm_up(session, max(1, min(plan.levels)))
+            _tell_plan(session)
+            for block in plan.blocks:
+                if not session.interrupt.requested:
+                    _measure_block(session, block)
+            if not session.interrupt.requested:
+                _ask_ties(session)
+        return _conclude(session)
+    finally:
+        session.client.close()
+        for journal in (session.notebook, session.evidence):
+            if journal is not None:
+                journal.close()
+
+
+def _read_run_aloud(path: str, screen: Screen) -> Run:
+    run, bad = read_run(path)
+    for line in bad:
+        screen.say(f"skipped: {line}")
+    return run
+
+
+def _open_journals(session: Session) -> None:
+    """Notebook and run file are opened before anything is measured: what cannot be kept is not worth measuring."""
+    options = session.options
+    session.notebook = StreamJournal(sys.stdout) if options.labbook == "-" else Journal(options.labbook)
+    if options.labbook == "-" and not options.run_file:
+        return
+    path = options.run_file or run_file_path(options.labbook, options.label, session.started_at)
+    session.evidence = Journal(path)
+
+
+def run_file_path(labbook: str, label: str, started_at: str) -> str:
+    """Where the evidence of a run goes: <notebook stem>.runs/<UTC>-<label>.jsonl, a name that is not taken."""
+    stem = os.path.splitext(labbook)[0] + ".runs"
+    name = f"{started_at.replace(':', '').replace('-', '')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label) or 'run'}"
+    path, number_ = os.path.join(stem, name + ".jsonl"), 2
+    while os.path.exists(path):
+        path, number_ = os.path.join(stem, f"{name}-{number_}.jsonl"), number_ + 1
+    return path
+
+
+def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
+    """Identify every server, look them over, rehearse; all remarks are said before the first timed request."""
+    options, screen = session.options, session.screen
+    remarks: List[Remark] = list(notes) + list(session.plan.remarks)
+    for target in targets_of(options):
+        arm, found = identify(session.client, target, os.environ.get(options.api_key_env), options, screen.say)
+        session.arms.append(arm)
+        remarks += found
+    remarks += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
+    if options.repeats > 1 and not options.share_prompts:
+        remarks.append(Remark(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
+                                "use --repeats 1 and more prompts to measure those"))
+    if options.warmup:
+        session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
+        remarks += found
+        for arm, reply in zip(session.arms, replies):
+            _remember_speed(session, arm, reply)
+    _tell(screen, remarks)
+    session.remarks = [remark for remark in remarks if remark.remedy or remark.grave]
+    if session.baseline_run is not None:
+        _refuse_unlike(session.baseline_run, replace(session.run_alone(), path="this run"))
+    _append(session, session.evidence, run_records(session.run_alone(), options.no_texts))
+
+
+def _arms_in_order(session: Session) -> List[Arm]:
+    return sorted(session.arms, key=lambda arm: arm.server.label != BASELINE)
+
+
+def _longest(plan: Plan) -> int:
+    return max(len(json.dumps([list(prompt.messages), prompt.tools], ensure_ascii=False)) for prompt in plan.prompts)
+
+
+def _tell(screen: Screen, remarks: Iterable[Remark]) -> None:
+    for remark in remarks:
+        screen.say(f"{'warning' if remark.grave else 'note'}: {remark.sentence}" + (f"  Try: {remark.remedy}." if remark.remedy else ""))
+
+
+def targets_of(options: Any) -> List[Target]:
+    """The servers that the command line names, the baseline first, each with its own label."""
+    targets = []
+    if options.baseline_url:
+        targets.append(Target(BASELINE, options.baseline_url, options.baseline_metrics_url, options.baseline_body))
+    given = [_named(text) for text in options.speculative_url]
+    metrics = dict(_named(text) for text in options.speculative_metrics_url)
+    bodies = dict(options.speculative_body)
+    taken = {BASELINE}
+    for name, url in given:
+        label, number_ = name or "speculative", 2
+        while label in taken:
+            label, number_ = f"{name or 'speculative'}-{number_}", number_ + 1
+        taken.add(label)
+        targets.append(Target(label, url, metrics.get(name) or metrics.get(""), bodies.get(name) or bodies.get("") or {}))
+    if not targets:
+        raise MeasureError("No server is named.", "give --baseline-url http://127.0.0.1:8080/v1, or try the verb demo")
+    return targets
+
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.+-]*)=(.*)", re.DOTALL)
+
+
+def _named(text: str) -> Tuple[str, str]:
+    match = _NAMED.fullmatch(text.strip())
+    return (match.group(1), match.group(2)) if match else ("", text)
+
+
+def _warm_up(session: Session, level: int) -> None:
+    """Untimed requests outside every workload, as many at once as the level: what a first request pays is nobody's speed."""
+    options = session.options
+    count = max(options.warmup - 1, 0) if level == 1 else max(options.warmup, level)
+    if not options.warmup:
+        return
+    for arm in session.arms:
+        prompts = [warm_up_prompt(number_) for number_ in range(1, count + 1)]
+        asking = replace(session.asking, max_tokens=min(options.max_tokens, 32))
+        jobs = [_job(arm, prompt, 0, asking, f"warm-up-{level}") for prompt in prompts]
+        for reply in play(session.client, Lane(arm, jobs), level, session.interrupt, lambda lane, exchange: None).replies:
+            _remember_speed(session, arm, reply)
+    session.arms = [speculation_after_a_task(session.client, arm) for arm in session.arms]
+
+
+def _remember_speed(session: Session, arm: Arm, reply: Reply) -> None:
+    if reply.ok and reply.tpot_s is not None:
+        session.warm_speeds[arm.server.label] = (reply.ttft_s or 0.0, reply.tpot_s)
+
+
+def _job(arm: Arm, prompt: Prompt, repeat: int, asking: Asking, salt: str) -> Job:
+    body = request_body(arm.server, prompt, asking, arm.own_body, f"{salt}-{prompt.id}-{repeat}")
+    return Job(prompt, repeat, request_bytes(arm.origin, arm.chat_path, body))
+
+
+def _tell_plan(session: Session) -> None:
+    """What will be sent and about how long it takes, from the warm-up's speed, before the first timed request."""
+    plan, options, arms = session.plan, session.options, session.arms
+    requests = sum(len(block.prompts) for block in plan.blocks) * options.repeats * len(arms)
+    words = f"{requests} requests to {len(arms)} server{'s' * (len(arms) != 1)}, at most {options.max_tokens} tokens each"
+    about_s = _about_seconds(session)
+    if about_s is not None:
+        words += f", at most about {_clock_words(about_s)}"
+        if about_s > 600:
+            words += "; shorter with --limit N (prompts a workload), fewer levels in --concurrency or a lower --max-tokens"
+    session.screen.say(words)
+    session.total = requests
+
+
+def _about_seconds(session: Session) -> Optional[float]:
+    """Upper guess of the timed passes' length: every answer as long as allowed, at the speed of one untimed request."""
+    seconds = 0.0
+    for arm in session.arms:
+        speed = session.warm_speeds.get(arm.server.label)
+        if speed is None:
+            return None
+        ttft_s, tpot_s = speed
+        for block in session.plan.blocks:
+            rounds = math.ceil(len(block.prompts) * session.options.repeats / block.concurrency)
+            seconds += rounds * (ttft_s + session.options.max_tokens * tpot_s)
+    return seconds
+
+
+def _measure_block(session: Session, block: Block) -> None:
+    """All servers' passes over one block, the floor where it is wanted, and everything written down as it ends."""
+    if block.concurrency > 1:
+        _warm_up(session, block.concurrency)
+    done = _passes_of_block(session, block)
+    for one in done:
+        _keep_pass(session, one)
+    if _floor_wanted(session, done) and not session.interrupt.requested:
+        for level in sorted({block.concurrency, max(session.plan.levels)}):
+            _measure_floor(session, block, level)
+
+
+def _passes_of_block(session: Session, block: Block) -> List[Pass]:
+    """One pass a server: prompt by prompt in turn at concurrency 1, whole passes in turn above; in batches for --precision."""
+    arms = session.arms
+    facts = {"workload": block.workload, "concurrency": block.concurrency, "started_at": now_utc()}
+    in_turn = len(arms) > 1 and block.concurrency == 1 and session.options.order == "alternate" and not _share_a_door(arms)
+    before = {arm.server.label: scrape(session.client, arm.metrics_doors) for arm in arms}
+    played: Dict[str, List[Played]] = {arm.server.label: [] for arm in arms}
+    passes: List[Pass] = []
+    for number_, prompts in enumerate(_batches(session, block)):
+        lanes = [_lane(session, arm, prompts, block.workload, f"{block.workload}-{block.concurrency}") for arm in arms]
+        if in_turn:
+            for lane, one in zip(lanes, _play_lanes_in_turn(session, lanes, block)):
+                played[lane.arm.server.label].append(one)
+        else:
+            for lane in _order(session, lanes, number_):
+                if _share_a_door(arms):
+                    before[lane.arm.server.label] = scrape(session.client, lane.arm.metrics_doors)
+                played[lane.arm.server.label].append(_play_lane(session, lane, block))
+                if _share_a_door(arms):
+                    passes.append(_whole_pass(session, lane, played, before, facts))
+        if session.interrupt.requested or _precise(session, played, block):
+            break
+    _tell_precision(session, played, block)
+    if passes:
+        return sorted(passes, key=lambda one: [arm.server.label for arm in arms].index(one.server))
+    return [_whole_pass(session, lane, played, before, facts) for lane in lanes]
+
+
+def _share_a_door(arms: Sequence[Arm]) -> bool:
+    doors = [door for arm in arms for door in (set(arm.metrics_doors) | {(arm.origin, arm.chat_path)})]
+    return len(doors) != len(set(doors))
+
+
+def _batches(session: Session, block: Block) -> List[Tuple[Prompt, ...]]:
+    """The block's prompts in one piece, or in small ones where measuring may stop early (--precision)."""
+    if session.options.precision is None or _share_a_door(session.arms) or len(session.arms) < 2:
+        return [block.prompts]
+    size = max(6, 2 * block.concurrency)
+    return [block.prompts[start:start + size] for start in range(0, len(block.prompts), size)]
+
+
+def _lane(session: Session, arm: Arm, prompts: Sequence[Prompt], workload: str, salt: str) -> Lane:
+    return Lane(arm, [_job(arm, prompt, repeat, session.asking, salt) for repeat in range(session.options.repeats) for prompt in prompts])
+
+
+def _order(session: Session, lanes: Sequence[Lane], number_: int) -> Sequence[Lane]:
+    """Whole passes in turn: A B, then B A, ... unless the order is to stay."""
+    flip = session.options.order == "alternate" and (len(session.passes) // max(len(lanes), 1) + number_) % 2 == 1
+    return list(reversed(lanes)) if flip else list(lanes)
+
+
+def _play_lane(session: Session, lane: Lane, block: Block) -> Played:
+    if session.interrupt.requested:
+        return Played((), 0.0, None, None, False)
+    played = play(session.client, lane, block.concurrency, session.interrupt, _noticer(session, block))
+    for reply in played.replies:
+        _keep_reply(session, lane.arm.server.label, block, "timed", reply)
+    return played
+
+
+def _play_lanes_in_turn(session: Session, lanes: Sequence[Lane], block: Block) -> List[Played]:
+    def keep(lane: Lane, reply: Reply) -> None:
+        _keep_reply(session, lane.arm.server.label, block, "timed", reply)
+
+    return play_in_turn(session.client, lanes, session.interrupt, _noticer(session, block), keep)
+
+
+def _noticer(session: Session, block: Block) -> Any:
+    """What moves the progress bar: one request has ended."""
+    def notice(lane: Lane, exchange: Exchange) -> None:
+        session.sent += 1
+        if session.screen.bar_is_due(session.client.clock()):
+            elapsed_s = session.client.clock() - session.sending_since_s
+            left_s = elapsed_s / session.sent * max(session.total - session.sent, 0)
+            session.screen.bar(session.sent, session.total, f"{block.workload} at {block.concurrency}, {lane.arm.server.label}", left_s)
+
+    if not session.sent:
+        session.sending_since_s = session.client.clock()
+    return notice
+
+
+def _whole_pass(session: Session, lane: Lane, played: Mapping[str, Sequence[Played]], before: Mapping[str, MetricsPage],
+                facts: Mapping[str, Any]) -> Pass:
+    label = lane.arm.server.label
+    parts = played[label]
+    kept = [part.load_kept for part in parts if part.load_kept is not None]
+    hiccups = [part.hiccup_p99_s for part in parts if part.hiccup_p99_s is not None]
+    whole = Played(tuple(reply for part in parts for reply in part.replies), sum(part.wall_s for part in parts),
+                   max(hiccups) if hiccups else None, min(kept) if kept else None, any(part.decoded_early for part in parts))
+    return pass_of(session.client, lane, whole, {**facts, "interrupted": session.interrupt.requested}, before[label])
+
+
+def _ratios_so_far(played: Mapping[str, Sequence[Played]]) -> List[Optional[Ratio]]:
+    first, *others = ([reply for part in parts for reply in part.replies if reply.ok] for parts in played.values())
+    return [decode_ratio(first, other) for other in others]
+
+
+def _precise(session: Session, played: Mapping[str, Sequence[Played]], block: Block) -> bool:
+    """Whether every configuration's interval is as narrow as --precision asks."""
+    wanted = session.options.precision
+    ratios = [] if wanted is None else _ratios_so_far(played)
+    return bool(ratios) and all(precise_enough(ratio, wanted) for ratio in ratios)
+
+
+def _tell_precision(session: Session, played: Mapping[str, Sequence[Played]], block: Block) -> None:
+    """Why measuring for --precision ended: narrow enough, or no prompts left."""
+    if session.options.precision is None or session.interrupt.requested or len(played) < 2:
+        return
+    asked = len({reply.prompt_id for parts in played.values() for part in parts for reply in part.replies})
+    where = f"precision, {block.workload} at {block.concurrency}: {asked} of {len(block.prompts)} prompts asked"
+    widths = [half_width(ratio) for ratio in _ratios_so_far(played)]
+    told = max((width for width in widths if width is not None), default=None)
+    shown_width = "no interval yet" if told is None else f"the widest interval is +-{told:.1%} of its ratio"
+    end = "narrow enough" if _precise(session, played, block) else "no prompts are left"
+    session.screen.say(f"{where}; {shown_width}: {end}")
+
+
+def _floor_wanted(session: Session, done: Sequence[Pass]) -> bool:
+    """Whether the baseline answers its slice again: always, never, or where a configuration differs from it."""
+    mode = session.options.noise_floor
+    base = next((one for one in done if one.server == BASELINE), None)
+    if base is None or mode == "never":
+        return False
+    if mode == "always":
+        return True
+    return any(differ(one, other) is not None for rest in done if rest is not base
+               for one, other in reply_pairs(base, rest) if incomparable(one, other) is None)
+
+
+def reply_pairs(one: Pass, other: Pass) -> List[Tuple[Reply, Reply]]:
+    """The two passes' replies to the same prompt and repeat, in the first one's order."""
+    by_place = {(reply.prompt_id, reply.repeat): reply for reply in other.replies}
+    return [(reply, by_place[place]) for reply in one.replies for place in [(reply.prompt_id, reply.repeat)] if place in by_place]
+
+
+def _measure_floor(session: Session, block: Block, level: int) -> None:
+    """The baseline against itself: the same prompts again, at the level itself or at the highest one."""
+    arm = next(arm for arm in session.arms if arm.server.label == BASELINE)
+    if level > block.concurrency:
+        _warm_up(session, level)
+    lane = _lane(session, arm, block.prompts, block.workload, f"floor-{block.workload}-{block.concurrency}-{level}")
+    before = scrape(session.client, arm.metrics_doors)
+    facts = {"workload": block.workload, "concurrency": level, "started_at": now_utc(), "purpose": "floor", "of_level": block.concurrency}
+    session.total += len(lane.jobs)
+    played = play(session.client, lane, level, session.interrupt, _noticer(session, block))
+    for reply in played.replies:
+        _keep_reply(session, BASELINE, block._replace(concurrency=level), "floor", reply, block.concurrency)
+    _keep_pass(session, pass_of(session.client, lane, played, {**facts, "interrupted": session.interrupt.requested}, before))
+
+
+def _keep_reply(session: Session, label: str, block: Block, purpose: str, reply: Reply, of_level: Optional[int] = None) -> None:
+    """A reply into the run file, the moment it is understood."""
+    kept = without_texts(reply) if session.options.no_texts else reply
+    _append(session, session.evidence, [reply_record(label, block.workload, block.concurrency, purpose, kept, of_level)], durable=False)
+
+
+def _keep_pass(session: Session, one: Pass) -> None:
+    """A pass into run file, notebook and onto the screen, the moment it ends."""
+    if not one.replies:
+        return
+    session.passes.append(one)
+    session.failed = session.failed or any(not reply.ok for reply in one.replies)
+    _append(session, session.evidence, pass_records(one))
+    record = endpoint_record(session.run_alone(), one)
+    record["caveats"] += [as_json(caveat) for caveat in session.caveats_about(one.workload, one.server)]
+    _append(session, session.notebook, [record])
+    session.screen.clear_bar()
+    session.screen.show(endpoint_block(record, session.screen.width()) + [""])
+
+
+def _append(session: Session, journal: Any, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+    """Write records down; if that fails in the middle of a run it is said, and measuring goes on: the screen still shows it."""
+    if journal is None:
+        return
+    try:
+        journal.append(records, durable)
+    except MeasureError as error:
+        if not session.failed_writes:
+            session.screen.say(f"error: {error.sentence}  Try: {error.hint}.")
+        session.failed_writes = session.failed = True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Near ties and the ruler: asked after the timed passes
+
+
+MAX_FORKS_ASKED = 20        # a configuration; more would tell no more
+MIN_PROMPTS_RULED = 6
+TOP_LOGPROBS = 20           # the most that every engine gives
+
+
+def _ask_ties(session: Session) -> None:
+    """Logprobs at every fork, and rounding on this pair, untimed; where the engine gives none, that is said."""
+    mode = session.options.ties
+    base = next((arm for arm in session.arms if arm.server.label == BASELINE), None)
+    others = [arm for arm in session.arms if arm.server.label != BASELINE]
+    if base is None or not others or mode == "never" or session.options.no_texts and mode == "auto":
+        return
+    run = session.run()
+    for arm in others:
+        forks = _forks(run, arm.server.label)
+        if forks or mode == "always":
+            session.screen.say(f"asking about {len(forks)} fork{'s' * (len(forks) != 1)} of {arm.server.label}, untimed")
+            _ask_about(session, base, arm, forks)
+
+
+def _forks(run: Run, label: str) -> List[Fork]:
+    """A configuration's forks over all its cells, no more than are worth asking about."""
+    timed = {(one.server, one.workload, one.concurrency): one for one in run.passes if one.purpose == "timed"}
+    forks: List[Fork] = []
+    for (server, workload, concurrency), other in timed.items():
+        base = timed.get((BASELINE, workload, concurrency))
+        if server == label and base is not None:
+            forks += forks_of(base, other, agree(base, other), MAX_FORKS_ASKED)
+    return forks
+
+
+def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> None:
+    """The margin of each fork from the baseline, and the ruler of the pair from the answers of both to the same prompts."""
+    ids = list(dict.fromkeys(fork.prompt_id for fork in forks))
+    ids += [prompt.id for prompt in session.plan.prompts if prompt.id not in ids and not prompt.tools][:max(0, MIN_PROMPTS_RULED - len(ids))]
+    told: Dict[str, Entries] = {}
+    changes: List[float] = []
+    for prompt in (session.prompt(identity) for identity in ids):
+        if session.interrupt.requested:
+            return
+        mine = _logprobs(session, base, prompt)
+        if mine is None:
+            session.screen.say(f"note: {base.server.label} gives no logprobs: near ties cannot be told, the noise floor alone decides.")
+            session.remarks.append(Remark("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
+            return
+        told[prompt.id] = mine
+        changes += logprob_changes(mine, _logprobs(session, arm, prompt) or ())
+    _keep_margins(session, forks, told)
+    ruler = ruler_of(changes)
+    if ruler is not None:
+        session.rulers[arm.server.label] = ruler
+        _append(session, session.evidence, [{"record": "ruler", "server": arm.server.label, **as_json(ruler)}])
+
+
+def _keep_margins(session: Session, forks: Sequence[Fork], told: Mapping[str, Entries]) -> None:
+    for fork in forks:
+        margin = margin_from_logprobs(told[fork.prompt_id], fork.prefix, fork.other_text)
+        if margin is not None:
+            session.margins[fork.key] = margin
+            place = dict(zip(("server", "workload", "concurrency", "prompt_id", "repeat"), fork.key))
+            _append(session, session.evidence, [{"record": "margin", **place, "margin_nats": margin}], durable=False)
+
+
+def _logprobs(session: Session, arm: Arm, prompt: Prompt) -> Optional[List[Mapping[str, Any]]]:
+    """The logprobs of a prompt's answer, token by token, as OpenAI's chat API gives them; None where there are none."""
+    asking = replace(session.asking, stream=False, extra_body={**session.asking.extra_body, "logprobs": True, "top_logprobs": TOP_LOGPROBS})
+    body = request_body(arm.server, prompt, asking, arm.own_body, f"ties-{prompt.id}")
+    for unneeded in ("return_tokens", "verbose", "return_meta_info"):
+        body.pop(unneeded, None)
+    value = json_of(read_response(session.client.ask(arm.origin, request_bytes(arm.origin, arm.chat_path, body))))
+    entries = _dict(_first_choice(value).get("logprobs")).get("content")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) and entries else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The end of a measurement
+
+
+def _conclude(session: Session) -> int:
+    """Comparisons into the notebook and onto the screen; the exit code."""
+    run = session.run()
+    records = [comparison_record(run, cell, session.caveats_about(cell.workload, cell.baseline_label, cell.speculative_label))
+               for cell in compare_run(run)]
+    _append(session, session.notebook, records)
+    show_comparisons(session.screen, records)
+    if len(records) > 1:
+        _show_tables(session, records)
+    if session.evidence is not None:
+        session.screen.say(f"evidence: {session.evidence.path}   notebook: {session.notebook.path}")
+    if session.options.export_json:
+        write_text(session.options.export_json, json.dumps(export_json(_notebook_records(session, records)), indent=2) + "\n", session.screen)
+    if session.interrupt.requested:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if session.failed or _fails_on(session.options.fail_on, records) else EXIT_OK
+
+
+def _show_tables(session: Session, records: Sequence[Mapping[str, Any]]) -> None:
+    """The cells of a large run side by side: the lesson's table for its suite, else the tutorial's."""
+    whole = _notebook_records(session, records)
+    for made in [lesson_table(whole)] if session.options.suite == "lesson" else tutorial_tables(whole):
+        session.screen.show(table_text(made, session.screen.width(), _encoding(session.screen)) + "\n")
+
+
+def _notebook_records(session: Session, comparisons: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    run = session.run()
+    return [endpoint_record(run, one) for one in run.passes] + list(comparisons)
+
+
+def _fails_on(words: Sequence[str], records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a verdict is one that the user set as a limit (--fail-on)."""
+    return any(word in (record["verdict"]["speed"], record["verdict"]["answers"]) for record in records for word in words)
+
+
+def show_comparisons(screen: Screen, records: Sequence[Mapping[str, Any]]) -> None:
+    """The comparisons' blocks on the result stream, and the divergences on stderr, as the lesson's script says them."""
+    for record in records:
+        screen.show(comparison_block(record, screen.width()) + [""])
+        divergent = record["text_comparison"]["divergent"]
+        if divergent:
+            screen.say(f"{record['speculative_label']}: {divergent} of {record['text_comparison']['compared']} completions differ from the "
+                       f"baseline's ({record['workload']} at {record['concurrency']}): {record['verdict']['answers']}")
+
+
+def write_text(path: str, text: str, screen: Screen) -> None:
+    """A whole file, or stdout for "-"; MeasureError where it cannot be written."""
+    if path == "-":
+        screen.show(text.rstrip("\n"))
+        return
+    try:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise MeasureError(f"{path} cannot be written: {error.strerror or error}.", "name another file") from None
+    screen.say(f"written: {path}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The other verbs
+
+
+def check(options: Any) -> int:
+    """The verb check: who the servers are, and everything that would spoil a run. Nothing is measured."""
+    screen = Screen(False)
+    wishes, notes = wishes_of(options)
+    plan = plan_of(wishes, options.share_prompts)
+    client = Client(options.timeout, options.cafile)
+    try:
+        found = [identify(client, target, os.environ.get(options.api_key_env), options, screen.say) for target in targets_of(options)]
+    finally:
+        client.close()
+    arms = sorted((arm for arm, _ in found), key=lambda arm: arm.server.label != BASELINE)
+    remarks = [remark for _, told in found for remark in told] + list(notes) + list(plan.remarks)
+    remarks += examine(arms, plan.levels, _longest(plan), options.max_tokens, os.environ)
+    for arm in arms:
+        screen.show(server_lines(arm))
+    for remark in remarks:
+        mark = "PROBLEM" if remark.grave else "note"
+        screen.show(wrapped(terminal_text(f"{mark}: {remark.sentence}"), screen.width()))
+        if remark.remedy:
+            screen.show(wrapped(terminal_text(f"  try: {remark.remedy}"), screen.width()))
+    grave = any(remark.grave for remark in remarks)
+    screen.show("not ready: see the problems above" if grave else "ready to measure")
+    return EXIT_FAILED if grave else EXIT_OK
+
+
+def server_lines(arm: Arm) -> List[str]:
+    """What is known of a server, a fact a line; what it does not tell is said to be untold."""
+    server, speculation = arm.server, arm.server.speculation
+    told = "off" if server.speculating is False else "not told" if server.speculating is None else "on"
+    if speculation:
+        details = [speculation.method, speculation.draft_tokens and f"draft length {speculation.draft_tokens}", speculation.drafter]
+        told = ", ".join(["on", *(str(detail) for detail in details if detail)])
+    facts = [("engine", f"{server.engine} {server.version or ''}".strip()), ("model", server.model),
+             ("context of a request", _tokens(server.context_tokens)), ("slots", str(server.slots or "not told")),
+             ("KV cache", _tokens(server.kv_cache_tokens)), ("speculation", told), ("acceptance from", acceptance_sources(arm))]
+    return [terminal_text(f"{server.label}  {server.base_url}")] + [terminal_text(f"  {name:<21} {value}") for name, value in facts] + [""]
+
+
+def _tokens(count: Optional[int]) -> str:
+    return "not told" if count is None else f"{count:,} tokens"
+
+
+def acceptance_sources(arm: Arm) -> str:
+    """Where acceptance will come from, in order of trust."""
+    told = {"llama.cpp": "the timings of each response", "vllm": "the metrics of each response, if --per-request-spec-decode-metrics is on",
+              "sglang": "sglext of each response (0.5.19 or newer)"}.get(arm.server.engine)
+    counters = None if arm.page.problem else "counters of the metrics page"
+    return ", then ".join(source for source in (told, counters) if source) or "nowhere: this server tells nothing"
+
+
+def compare(options: Any) -> int:
+    """The verb compare: saved runs, as if they had been measured together."""
+    screen = Screen(False)
+    runs = [_read_run_aloud(path, screen) for path in options.files]
+    run = joined(runs[0], runs[1:])
+    records = [comparison_record(run, cell) for cell in compare_run(run)]
+    if not records:
+        raise MeasureError("There is nothing to compare: only one server's answers are there.", "name a second run file")
+    endpoints = [endpoint_record(run, one) for one in run.passes]
+    for record in endpoints if options.verbose else ():
+        screen.show(endpoint_block(record, screen.width()) + [""])
+    show_comparisons(screen, records)
+    for table in tutorial_tables(endpoints + records):
+        screen.show(table_text(table, screen.width(), _encoding(screen)) + "\n")
+    if options.labbook:
+        journal = Journal(options.labbook)
+        journal.append(records)
+        journal.close()
+    if options.export_json:
+        write_text(options.export_json, json.dumps(export_json(endpoints + records), indent=2) + "\n", screen)
+    return EXIT_FAILED if _fails_on(options.fail_on, records) else EXIT_OK
+
+
+def _encoding(screen: Screen) -> str:
+    return getattr(screen.result, "encoding", None) or "utf-8"
+
+
+def records_of_files(paths: Sequence[str], screen: Screen) -> Tuple[List[Dict[str, Any]], List[Run]]:
+    """The notebook records of notebooks and run files alike, and the runs that hold their evidence, where they are there."""
+    records: List[Dict[str, Any]] = []
+    runs: Dict[str, Run] = {}
+    for path in paths:
+        if _is_run_file(path):
+            run = _read_run_aloud(path, screen)
+            runs[path] = run
+            records += [endpoint_record(run, one) for one in run.passes]
+            records += [comparison_record(run, cell) for cell in (compare_run(run) if BASELINE in run.servers else ())]
+            continue
+        found, bad = read_notebook(path)
+        for line in bad:
+            screen.say(f"skipped: {line}")
+        records += found
+        for name in dict.fromkeys(record.get("run_file") for record in found):
+            place = _evidence_of(name, path)
+            if place and place not in runs:
+                runs[place] = _read_run_aloud(place, screen)
+    return records, list(runs.values())
+
+
+def _is_run_file(path: str) -> bool:
+    return any(isinstance(record, dict) and "record" in record for _, record in itertools.islice(read_lines(path), 1)) if path != "-" else False
+
+
+def _evidence_of(name: Any, notebook: str) -> Optional[str]:
+    """Where a record's run file is: as written, or beside the notebook; None where it is gone."""
+    if not isinstance(name, str) or not name:
+        return None
+    beside = os.path.join(os.path.dirname(notebook), os.path.basename(os.path.dirname(name)), os.path.basename(name))
+    return next((place for place in (name, beside) if os.path.isfile(place)), None)
+
+
+def table(options: Any) -> int:
+    """The verb table: the lesson's table or the tutorial's tables, in Markdown; or a Markdown file's pending cells filled in."""
+    screen = Screen(False)
+    records, _ = records_of_files(options.files, screen)
+    if options.into:
+        text = read_text(options.into)
+        filled = fill_pending(text, records, options.configuration)
+        if filled != text:
+            write_text(options.into, filled, screen)
+        else:
+            screen.say(f"{options.into}: no pending cell that a measurement could fill")
+        return EXIT_OK
+    made = tutorial_tables(records) if options.tutorial else [lesson_table(records, options.configuration)]
+    screen.show("\n".join(table_markdown(one) for one in made).rstrip("\n"))
+    return EXIT_OK
+
+
+def read_text(path: str) -> str:
+    """A text file as it is, line ends included; MeasureError where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeasureError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.", "check the path; it is to be UTF-8") from None
+
+
+def csv_verb(options: Any) -> int:
+    """The verb csv: one row a result cell, or one a request."""
+    screen = Screen(False)
+    records, runs = records_of_files(options.files, screen)
+    text = requests_csv(runs, options.decimal_comma, options.bom) if options.requests else csv_text(records, options.decimal_comma, options.bom)
+    if options.output == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8"))
+        sys.stdout.buffer.flush()
+    else:
+        write_text(options.output, text, screen)
+    return EXIT_OK
+
+
+def report(options: Any) -> int:
+    """The verb report: one self-contained page."""
+    screen = Screen(False)
+    records, runs = records_of_files(options.files, screen)
+    if not records:
+        raise MeasureError("There is no record in " + ", ".join(options.files) + ".", "measure first, or name another notebook")
+    write_text(options.output, report_page(records, runs), screen)
+    return EXIT_OK
+
+
+def notebook(options: Any) -> int:
+    """The verb notebook: what is in it, and which lines are damaged."""
+    screen = Screen(False)
+    problems = 0
+    for path in options.files:
+        records, bad = read_notebook(path)
+        wrong = [BadLine(path, 0, problem) for record in records for problem in schema_problems(record)] if options.check else []
+        for line in bad + wrong:
+            screen.show(terminal_text(str(line)))
+        problems += len(bad) + len(wrong)
+        screen.show(table_text(notebook_listing(records), screen.width(), _encoding(screen)))
+    return EXIT_FAILED if options.check and problems else EXIT_OK
+
+
+def breakeven(options: Any) -> int:
+    """The verb breakeven: the arithmetic of when drafting pays, from numbers, or from what was measured."""
+    screen = Screen(False)
+    if options.files:
+        records, _ = records_of_files(options.files, screen)
+        return _show_measured_costs(screen, [record for record in records if record_kind(record) == "comparison"])
+    if options.acceptance is not None and options.draft_cost is not None:
+        screen.show(breakeven_lines(options.acceptance, options.draft_cost, options.draft_length))
+        return EXIT_OK
+    if options.table:
+        screen.show(table_text(breakeven_table(), screen.width(), _encoding(screen)))
+        return EXIT_OK
+    cost = 0.1 if options.draft_cost is None else options.draft_cost
+    screen.show(table_text(speedup_map_table(cost), screen.width(), _encoding(screen)))
+    return EXIT_OK
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The demo
+
+
+def demo(options: Any) -> int:
+    """The verb demo: two or more small servers of our own, measured through the normal path."""
+    screen = Screen(options.quiet, sys.stderr if options.labbook == "-" else None)
+    screen.say("demo: a simulation. The servers are toys on this machine's loopback; what is real is how they are measured.")
+    with contextlib.ExitStack() as stack:
+        if options.labbook is None:
+            options.labbook = os.path.join(tempfile.mkdtemp(prefix="measure_speculative-"), "labbook.md")
+        servers = [stack.enter_context(start_demo_server(options.dialect, drafter)) for drafter in ("none", *options.drafter)]
+        options.baseline_url = servers[0].url
+        options.speculative_url = [f"{drafter}={server.url}" for drafter, server in zip(options.drafter, servers[1:])]
+        return measure(options)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options
+
+
+def _argument(kind: str, accepted: str) -> Any:
+    """A decorator: the function reads an option's text, and argparse's complaint tells the accepted form."""
+    def wrap(read: Any) -> Any:
+        def checked(text: str) -> Any:
+            try:
+                return read(text)
+            except (ValueError, TypeError, RecursionError):
+                raise argparse.ArgumentTypeError(f"{shorten(text, 60)!r} is no {kind}: {accepted}") from None
+
+        checked.__name__ = kind
+        return checked
+
+    return wrap
+
+
+def _inside(value: float, low: float, high: float) -> float:
+    if not low <= value <= high:
+        raise ValueError
+    return value
+
+
+@_argument("count", "a whole number from 1 on, such as 12")
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    return int(_inside(int(text), 1, 10 ** 9))
+
+
+@_argument("number", "a whole number from 0 on, such as 2")
+def count_or_zero(text: str) -> int:
+    """A whole number from 0 on."""
+    return int(_inside(int(text), 0, 10 ** 9))
+
+
+@_argument("duration", "seconds, such as 300 or 0.5")
+def seconds(text: str) -> float:
+    """Seconds, above 0."""
+    return _inside(float(text), 1e-3, 1e7)
+
+
+@_argument("list of levels", "concurrencies from 1 to 4096, such as 1,4,16")
+def levels(text: str) -> Tuple[int, ...]:
+    """Concurrency levels, each once, in the order given."""
+    return tuple(dict.fromkeys(int(_inside(int(part), 1, 4096)) for part in text.split(",")))
+
+
+@_argument("share", "per cent or a fraction, such as 2%% or 0.02")
+def share(text: str) -> float:
+    """A share above 0 and below 1, from per cent or a fraction."""
+    text = text.strip()
+    return _inside(float(text[:-1]) / 100 if text.endswith("%") else float(text), 1e-6, 0.999999)
+
+
+@_argument("list of prompt sets", f"of {', '.join((BUILTIN, 'file') + SETS)}, such as copy,closed,open")
+def prompt_sets(text: str) -> Tuple[str, ...]:
+    """Names of prompt sets."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(names) <= {BUILTIN, "file", *SETS}:
+        raise ValueError
+    return names
+
+
+@_argument("JSON object", """such as '{"top_k": 1}'""")
+def json_object(text: str) -> Dict[str, Any]:
+    """A JSON object."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+@_argument("JSON object", """such as '{"speculative.n_max": 0}' or NAME='{...}'""")
+def named_json_object(text: str) -> Tuple[str, Dict[str, Any]]:
+    """A JSON object for one server, or for all unnamed ones: (name or "", object)."""
+    name, value = _named(text)
+    value = json.loads(value)
+    if not isinstance(value, dict):
+        raise ValueError
+    return name, value
+
+
+@_argument("list of verdicts", "such as changed,slower")
+def verdict_words(text: str) -> Tuple[str, ...]:
+    """Words of verdicts that make the exit code 1."""
+    words = tuple(part.strip().replace("-", " ") for part in text.split(","))
+    if not set(words) <= {"changed", "cannot tell", "rounding only", "slower", "not distinguishable", "not comparable"}:
+        raise ValueError
+    return words
+
+
+@_argument("list of drafters", f"of {', '.join(DEMO_DRAFTERS[1:])}, such as ngram,suffix")
+def drafters(text: str) -> Tuple[str, ...]:
+    """Names of the demo's drafters."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(names) <= set(DEMO_DRAFTERS) - {"none"}:
+        raise ValueError
+    return names
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Examples first, options in narrow columns, as wide as the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=max(60, min(110, shutil.get_terminal_size((100, 24)).columns)))
+
+
+def _parser(verb: str, description: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    shown = "\n".join(f"  python3 measure_speculative.py {example}" for example in examples)
+    prog = "measure_speculative.py" + (f" {verb}" if verb else "")
+    return argparse.ArgumentParser(prog, usage=f"{prog} [options]", description=f"{description}\n\nexamples:\n{shown}",
+                                   formatter_class=_Help, allow_abbrev=False)
+
+
+_VERB_LINES = """other verbs (each with --help):
+  demo          measure two small servers that it starts itself: a simulation to try it out
+  check         ask the servers who they are and what would spoil a run; measure nothing
+  compare       compare saved runs; their servers need never have been up together
+  table         the lesson's table from a notebook, in Markdown; or fill one in
+  csv           one row a result, for a spreadsheet
+  report        one self-contained page with charts
+  notebook      list a notebook, or check it
+  breakeven     the arithmetic: when drafting pays, and which draft length"""
+
+
+def measure_parser() -> argparse.ArgumentParser:
+    """The parser of the verb without a name."""
+    parser = _parser("", "Does speculative decoding pay here, and did the answers stay the same?", (
+        "--baseline-url http://127.0.0.1:8080/v1 --speculative-url http://127.0.0.1:8081/v1",
+        "--baseline-url http://127.0.0.1:8080/v1 --speculative-url ngram=http://127.0.0.1:8081/v1 --prompt-set copy,open --concurrency 1,4",
+        "--suite lesson --baseline-url http://127.0.0.1:8080/v1 --speculative-url http://127.0.0.1:8081/v1"))
+    parser.epilog = _VERB_LINES
+    _add_server_options(parser)
+    _add_measuring_options(parser)
+    return parser
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("servers (they must be running)").add_argument
+    add("--baseline-url", metavar="URL", help="the server without speculation; any form that ends in host, /v1 or an endpoint")
+    add("--speculative-url", metavar="[NAME=]URL", action="append", default=[],
+        help="a server with speculation; may be given several times (default: none, one server is measured alone)")
+    add("--baseline-run", metavar="FILE", help="take the baseline from a run file instead (default: none)")
+    add("--model", metavar="NAME", help="model name sent with each request (default: the first that the server lists)")
+    add("--api-key-env", metavar="VAR", default="SPEC_API_KEY", help="environment variable that holds the key; it is never written (default: SPEC_API_KEY)")
+    add("--engine", metavar="NAME", default="unknown", help="llama.cpp, vllm, sglang, ... (default: detected)")
+    add("--engine-version", metavar="TEXT", default="unknown", help="recorded version (default: detected)")
+    add("--baseline-metrics-url", metavar="URL", help="metrics page, several with commas (default: /metrics at the root)")
+    add("--speculative-metrics-url", metavar="[NAME=]URL", action="append", default=[], help="the same for a speculative server")
+    add("--cafile", metavar="FILE", help="certificates to trust for https, PEM (default: the system's)")
+    add("--ready-timeout", metavar="S", type=seconds, default=READY_TIMEOUT_S, help="seconds to wait while a server loads its model (default: 300)")
+
+
+def _add_prompt_options(add: Any) -> None:
+    add("--prompt-set", metavar="SETS", type=prompt_sets, help="builtin, file, copy, closed, open, agent, math, mixed; several with commas "
+                                                               "(default: builtin, or file with --prompts)")
+    add("--prompts", metavar="FILE", help="prompts of your own: text, JSON lines, JSON, CSV, gzip; known shapes are recognised")
+    add("--prompt-key", metavar="KEY", help="key that holds the prompt, for JSON of an unknown shape")
+    add("--limit", metavar="N", type=count, help="prompts of each workload (default: all)")
+    add("--share-prompts", action="store_true", help="ask the same prompts at every level (default: each level has its own)")
+    add("--suite", choices=SUITES, help="a whole experiment: lesson (copy, closed, open at 1; mixed at 10) or tutorial "
+                                        "(chat, agent, math at 1, 4, 16; 256 tokens, thinking off)")
+
+
+def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
+    _add_prompt_options(parser.add_argument_group("what is asked").add_argument)
+    add = parser.add_argument_group("how it is asked (greedy: temperature 0)").add_argument
+    add("--max-tokens", metavar="N", type=count, help="tokens of an answer at most (default: 192; suite tutorial: 256)")
+    add("--seed", metavar="N", type=int, default=0, help="sent with each request (default: 0)")
+    add("--no-think", action="store_true", help="switch thinking off, for all servers alike (default: the server's)")
+    add("--no-stream", action="store_true", help="answers in one piece: no TTFT, no TPOT (default: streamed)")
+    add("--extra-body", metavar="JSON", type=json_object, default={}, help="merged into every request")
+    add("--baseline-body", metavar="JSON", type=json_object, default={}, help="merged into the baseline's requests alone")
+    add("--speculative-body", metavar="[NAME=]JSON", type=named_json_object, action="append", default=[], help="the same for a speculative server")
+    add("--timeout", metavar="S", type=seconds, default=300.0, help="seconds for a whole answer (default: 300)")
+    add = parser.add_argument_group("how it is measured").add_argument
+    add("--concurrency", metavar="N[,N]", type=levels, help="requests at once, one or several levels (default: 1)")
+    add("--repeats", metavar="N", type=count, default=1, help="times that all prompts are asked (default: 1)")
+    add("--warmup", metavar="N", type=count_or_zero, default=2, help="untimed requests a server first (default: 2)")
+    add("--order", choices=("alternate", "sequential"), default="alternate", help="servers in turn, or one after the other (default: alternate)")
+    add("--precision", metavar="P", type=share, help="stop early once the ratio's interval is that narrow, such as 2%% (default: ask all)")
+    add("--noise-floor", choices=("auto", "always", "never"), default="auto",
+        help="let the baseline answer again and hold it against itself (default: auto, when something differs)")
+    add("--ties", choices=("auto", "always", "never"), default="auto", help="ask for logprobs where answers part (default: auto)")
+    _add_output_options(parser.add_argument_group("what is kept").add_argument)
+
+
+def _add_output_options(add: Any) -> None:
+    add("--label", metavar="TEXT", default="speculative-run", help="tag in the notebook (default: speculative-run)")
+    add("--track", metavar="TEXT", help="your kind of machine, for the table's footer: spark, strix, mac, nvidia, ... (default: none)")
+    add("--labbook", metavar="FILE", default="labbook.md", help="notebook that JSON lines are appended to; - is stdout (default: labbook.md)")
+    add("--run-file", metavar="FILE", help="evidence: every reply with its text (default: <notebook>.runs/<UTC>-<label>.jsonl)")
+    add("--no-texts", action="store_true", help="keep digests and lengths instead of texts in the run file")
+    add("--export-json", metavar="FILE", help="also write a summary of all configurations as JSON")
+    add("--fail-on", metavar="WORDS", type=verdict_words, default=(), help="exit 1 on these verdicts, such as changed,slower (default: none)")
+    add("--quiet", action="store_true", help="no progress on stderr")
+
+
+def demo_parser() -> argparse.ArgumentParser:
+    """The parser of the verb demo."""
+    parser = _parser("demo", "Measure small servers of its own on loopback: a simulation, through the normal path.", (
+        "demo", "demo --dialect vllm --drafter ngram,lossy", "demo --suite lesson --labbook labbook.md"))
+    add = parser.add_argument_group("the demo's servers").add_argument
+    add("--dialect", choices=("llama.cpp", "vllm", "sglang"), default="llama.cpp", help="whose API they speak (default: llama.cpp)")
+    add("--drafter", metavar="NAMES", type=drafters, default=("ngram",), help="ngram, suffix, draft, lossy; several with commas (default: ngram)")
+    _add_measuring_options(parser)
+    _add_server_options(parser)
+    parser.set_defaults(labbook=None, max_tokens=64, label="demo")
+    return parser
+
+
+def check_parser() -> argparse.ArgumentParser:
+    """The parser of the verb check."""
+    parser = _parser("check", "Ask the servers who they are, and say everything that would spoil a run. Nothing is measured.", (
+        "check --baseline-url http://127.0.0.1:8080/v1 --speculative-url http://127.0.0.1:8081/v1",))
+    _add_server_options(parser)
+    _add_measuring_options(parser)
+    return parser
+
+
+def _files_parser(verb: str, description: str, examples: Sequence[str], files: str, default: Optional[List[str]] = None) -> argparse.ArgumentParser:
+    parser = _parser(verb, description, examples)
+    parser.usage = f"measure_speculative.py {verb} [options] [FILE ...]"
+    parser.add_argument("files", metavar="FILE", nargs="*" if default is not None else "+", default=default, help=files)
+    return parser
+
+
+def compare_parser() -> argparse.ArgumentParser:
+    """The parser of the verb compare."""
+    parser = _files_parser("compare", "Compare saved runs as if they had been measured together; the first one holds the baseline.", (
+        "compare base.jsonl eagle3.jsonl dflash.jsonl", "compare labbook.runs/*.jsonl --export-json summary.json"), "run files")
+    parser.add_argument("--verbose", action="store_true", help="a block for every pass, too")
+    parser.add_argument("--labbook", metavar="FILE", help="append the comparisons to this notebook (default: to none)")
+    parser.add_argument("--export-json", metavar="FILE", help="write a summary of all configurations as JSON")
+    parser.add_argument("--fail-on", metavar="WORDS", type=verdict_words, default=(), help="exit 1 on these verdicts, such as changed,slower")
+    return parser
+
+
+def table_parser() -> argparse.ArgumentParser:
+    """The parser of the verb table."""
+    parser = _files_parser("table", "The lesson's table, filled in from the notebook; what was not measured stays pending.", (
+        "table labbook.md", "table --tutorial labbook.md", "table --into lesson.md labbook.md"), "notebooks or run files (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("--tutorial", action="store_true", help="the tutorial's tables instead: by workload, configuration and level")
+    parser.add_argument("--into", metavar="FILE.md", help="fill the pending cells of this Markdown file, and touch nothing else")
+    parser.add_argument("--configuration", metavar="NAME", help="which speculative server, where there are several (default: the latest)")
+    return parser
+
+
+def csv_parser() -> argparse.ArgumentParser:
+    """The parser of the verb csv."""
+    parser = _files_parser("csv", "One row a result (workload x configuration x level), for a spreadsheet.", (
+        "csv labbook.md > results.csv", "csv --requests labbook.runs/*.jsonl -o requests.csv"), "notebooks or run files (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("--requests", action="store_true", help="one row a request instead, from run files")
+    parser.add_argument("--decimal-comma", action="store_true", help="decimal commas and ; between cells")
+    parser.add_argument("--bom", action="store_true", help="begin with a byte order mark, for Excel")
+    parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to (default: stdout)")
+    return parser
+
+
+def report_parser() -> argparse.ArgumentParser:
+    """The parser of the verb report."""
+    parser = _files_parser("report", "One self-contained page: verdict, charts, tables, and where answers part.", (
+        "report labbook.md -o report.html",), "notebooks or run files (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
+    return parser
+
+
+def notebook_parser() -> argparse.ArgumentParser:
+    """The parser of the verb notebook."""
+    parser = _files_parser("notebook", "What a notebook holds, and which of its lines are damaged.", ("notebook labbook.md", "notebook --check labbook.md"),
+                           "notebooks (default: labbook.md)", ["labbook.md"])
+    parser.add_argument("--check", action="store_true", help="hold every record against the schema; exit 1 if one fails")
+    return parser
+
+
+def breakeven_parser() -> argparse.ArgumentParser:
+    """The parser of the verb breakeven."""
+    parser = _files_parser("breakeven", "When drafting pays: S = E / (1 + k c), E = (1 - a^(k+1)) / (1 - a).", (
+        "breakeven --acceptance 0.6 --draft-cost 0.1 --draft-length 4", "breakeven --table", "breakeven labbook.md"),
+                           "notebooks or run files (default: none, the map of S)", [])
+    parser.add_argument("--acceptance", metavar="A", type=share, help="acceptance of a drafted token, 0..1")
+    parser.add_argument("--draft-cost", metavar="C", type=float, help="cost of drafting a token, in target steps (map: 0.1)")
+    parser.add_argument("--draft-length", metavar="K", type=count, default=4, help="tokens drafted a step (default: 4)")
+    parser.add_argument("--table", action="store_true", help="the lesson's table of break-even acceptances")
+    return parser
+
+
+def demo_server_parser() -> argparse.ArgumentParser:
+    """The parser of the hidden verb that the demo's children run."""
+    parser = _parser("demo-server", "One of the demo's servers.", ("demo-server --port 0",))
+    add_demo_server_options(parser)
+    return parser
+
+
+VERBS = {"": (measure_parser, measure), "demo": (demo_parser, demo), "check": (check_parser, check), "compare": (compare_parser, compare),
+         "table": (table_parser, table), "csv": (csv_parser, csv_verb), "report": (report_parser, report),
+         "notebook": (notebook_parser, notebook), "breakeven": (breakeven_parser, breakeven),
+         "demo-server": (demo_server_parser, demo_server)}
+
+
+def parse_arguments(argv: Sequence[str]) -> Tuple[Any, Any]:
+    """The verb's function and its options; argparse ends the program with 2 for what it cannot read."""
+    verb = argv[0] if argv and argv[0] in VERBS else ""
+    make_parser, run = VERBS[verb]
+    parser = make_parser()
+    options = parser.parse_args(argv[1:] if verb else argv)
+    if verb in ("", "demo", "check"):
+        _complete(options, parser, verb)
+    return run, options
+
+
+def _complete(options: Any, parser: argparse.ArgumentParser, verb: str) -> None:
+    """Defaults that depend on other options, and what cannot go together."""
+    if verb != "demo" and not options.baseline_url and not (options.baseline_run and options.speculative_url):
+        parser.error("--baseline-url is needed (or --baseline-run with --speculative-url); the verb demo needs no server at all")
+    if options.baseline_url and options.baseline_run:
+        parser.error("--baseline-url and --baseline-run cannot go together")
+    if options.prompts and options.prompt_set and "file" not in options.prompt_set:
+        parser.error("--prompts FILE needs --prompt-set file (or no --prompt-set)")
+    tutorial = options.suite == "tutorial"
+    options.max_tokens = (256 if tutorial else 192) if options.max_tokens is None else options.max_tokens
+    options.no_think = options.no_think or tutorial
+    options.engine = None if options.engine == "unknown" else options.engine
+    options.engine_version = None if options.engine_version == "unknown" else options.engine_version
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run a verb; the exit code. The one place where errors are caught and said."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")   # a console of another code page must not end a measurement
+    try:
+        run, options = parse_arguments(list(sys.argv[1:] if argv is None else argv))
+        return int(run(options))
+    except MeasureError as error:
+        print(terminal_text(f"measure_speculative: error: {error.sentence}"), file=sys.stderr)
+        if error.hint:
+            print(terminal_text(f"  try: {error.hint}"), file=sys.stderr)
+        return EXIT_CANNOT_START
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:             # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
