@@ -3,9 +3,45 @@
 # requires-python = ">=3.9"
 # dependencies = []
 # ///
-"""Does speculative decoding pay here, and did the answers stay the same?
+"""measure_speculative.py: does speculative decoding pay here, and did the answers stay the same?
 
-(The manual is written last.)
+It points at servers that already run (llama.cpp, vLLM, SGLang, any OpenAI-compatible one), asks them the same prompts at
+temperature 0, and answers two questions for this model, on this machine, for this kind of work:
+
+1. Does it pay? Tokens a second, time to first token (TTFT), time per output token (TPOT) and acceptance, per workload and
+   per concurrency, as a ratio to the baseline with a 95 % interval; where it stops paying; which draft length would pay more.
+2. Did the answers stay the same? Completions compared byte for byte with the baseline's, held against how well the baseline
+   agrees with itself (the noise floor), how near a tie each fork was (the margin), and how large rounding is on this very
+   pair of servers (the ruler): so that rounding is not called a bug, and a bug is not called rounding.
+
+    python3 measure_speculative.py demo
+    python3 measure_speculative.py check --baseline-url URL --speculative-url URL
+    python3 measure_speculative.py --baseline-url URL --speculative-url [NAME=]URL ... [--suite lesson]
+    python3 measure_speculative.py compare RUN RUN ...      table | csv | report | notebook | breakeven      (each: --help)
+
+Words. target: the model that answers. drafter: what proposes tokens to it. draft length k: tokens proposed a step. verify
+step: one pass of the target over a draft. accepted tokens: proposed ones that the target would have chosen (the bonus token,
+which it adds itself, not counted). acceptance rate: accepted/drafted. acceptance length: 1 + accepted/drafts, bonus token
+included, over steps that had a draft. tokens per target pass: the yield over all passes, also those without a draft; it means
+the same on every engine, and it is what speed follows. TTFT: from handing the request over to the first text of any channel.
+TPOT: (last - first)/(tokens - tokens in the first chunk). chunk gap: time between stream chunks; under speculation a chunk
+holds several tokens, so it is no time per token. decode speed: tokens a second of one request after its first chunk. output
+throughput: tokens of all completed requests over the wall time of their pass. level: concurrency. floor, margin, ruler: above.
+
+What its numbers do not mean. Throughput at concurrency 1 is the lesson's number; the tutorial's speedup is the ratio of decode
+speeds: both are printed, never mixed. A ratio holds for the prompts that were asked. Acceptance falls along the chain and
+differs by workload. A gauge that a server shows for its whole life is shown as such and never calculated with.
+
+Files. Results are appended to a notebook (labbook.md) as JSON lines; every reply with its text and its stamps goes into a run
+file beside it, from which every number can be rebuilt and runs of different days or machines be compared. No key is ever
+written, no proxy used, no request retried. Exit codes: 0 measured, 1 something failed, 2 cannot start, 130 interrupted.
+
+The file reads top to bottom; a section uses only what stands above it:
+ 1 words and errors    2 the data           3 prompts             4 acceptance          5 one request on the wire
+ 6 the client          7 servers            8 a timed pass        9 comparison         10 statistics
+11 verdict            12 break-even        13 notebook, run files 14 tables, CSV, page 15 demo servers     16 command line
+Sections 1 to 5 and 9 to 14 are pure (13 also reads and appends): time is data there. Importing the file does nothing; its
+functions may be used, and may change with any version.
 """
 from __future__ import annotations
 
@@ -8853,7 +8889,8 @@ def measure(options: Any) -> int:
         _open_journals(session)
         _meet_servers(session, notes)
         with session.interrupt:
-            _warm_up(session, max(1, min(plan.levels)))
+            _warm_up(session, 1)
+            _append(session, session.evidence, run_records(session.run_alone(), options.no_texts))
             _tell_plan(session)
             for block in plan.blocks:
                 if not session.interrupt.requested:
@@ -8916,7 +8953,6 @@ def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     session.remarks = [remark for remark in remarks if remark.remedy or remark.grave]
     if session.baseline_run is not None:
         _refuse_unlike(session.baseline_run, replace(session.run_alone(), path="this run"))
-    _append(session, session.evidence, run_records(session.run_alone(), options.no_texts))
 
 
 def _arms_in_order(session: Session) -> List[Arm]:
@@ -9540,6 +9576,62 @@ def breakeven(options: Any) -> int:
         return EXIT_OK
     cost = 0.1 if options.draft_cost is None else options.draft_cost
     screen.show(table_text(speedup_map_table(cost), screen.width(), _encoding(screen)))
+    return EXIT_OK
+
+
+def breakeven_lines(alpha: float, cost: float, k: int) -> List[str]:
+    """What the arithmetic says of one acceptance, draft cost and draft length, a fact a line."""
+    gain, threshold = speedup(alpha, k, cost), break_even_alpha(k, cost)
+    best, best_gain = best_draft_length(alpha, cost)
+    return [f"acceptance {alpha:.2f}, draft cost {cost:.2f} target steps a token, draft length {k}",
+            f"  tokens a target pass   E = {expected_tokens(alpha, k):.3f}",
+            f"  predicted speedup      S = {gain:.3f}x: drafting {'pays' if gain > 1 else 'does not pay'}",
+            f"  break-even acceptance  {'none: it never pays' if threshold is None else f'{threshold:.2f}'} at this cost and length",
+            f"  best draft length      {best}" + (f", predicted {best_gain:.3f}x" if best else ": do not draft")]
+
+
+def breakeven_table() -> Table:
+    """The lesson's table: the acceptance from which drafting pays, by draft length and draft cost."""
+    costs = (0.10, 0.20, 0.35)
+    columns = (Column("k", align="right"), *(number(f"c = {cost:.2f}", decimals=2) for cost in costs))
+    rows = tuple((str(k), *(_first_even(k, cost) for cost in costs)) for k in (2, 4, 8))
+    return Table("Break-even acceptance", columns, rows, (
+        "The smallest acceptance, in hundredths, whose speedup S reads 1.00 or more.", "Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318"))
+
+
+def _first_even(k: int, cost: float) -> Optional[float]:
+    """As the lesson's table counts: acceptances in hundredths, speedups with two decimals."""
+    return next((step / 100 for step in range(1, 100) if round(speedup(step / 100, k, cost), 2) >= 1), None)
+
+
+def speedup_map_table(cost: float) -> Table:
+    """The map S(a, k) at one draft cost; the best length of each row is marked."""
+    lengths = (1, 2, 3, 4, 6, 8, 12, 16)
+    columns = (number("acceptance", decimals=2), *(Column(f"k = {k}", align="right") for k in lengths))
+    rows = []
+    for alpha, gains in speedup_rows(cost, [step / 10 for step in range(1, 10)] + [0.95], lengths):
+        best = max(gains)
+        rows.append((alpha, *(f"{gain:.2f}{'*' if gain == best and gain > 1 else ' '}" for gain in gains)))
+    return Table(f"Predicted speedup at draft cost {cost:g} target steps a token", columns, tuple(rows),
+                 ("* the best length of the row, where any pays; below 1.00 drafting costs time",))
+
+
+def _show_measured_costs(screen: Screen, records: Sequence[Mapping[str, Any]]) -> int:
+    """What was measured, cell by cell: acceptance, cost of a draft, break-even, best length; predictions are called so."""
+    columns = (Column("workload"), Column("configuration"), number("level"), number("acceptance", decimals=2), number("draft cost", "target steps", 3),
+               number("break-even", "acceptance", 2), number("k"), number("decode ratio", "x", 2), number("best k (predicted)"),
+               number("at best k (predicted)", "x", 2))
+    rows = []
+    for record in records:
+        told = _dict(record.get("break_even"))
+        rows.append((text_at(record, "workload"), text_at(record, "speculative_label"), number_at(record, "concurrency"), told.get("acceptance_rate"),
+                     _dict(told.get("draft_cost")).get("value"), told.get("break_even_acceptance"), told.get("draft_length"),
+                     number_at(record, "decode_ratio", "value"), told.get("best_draft_length"), told.get("best_speedup")))
+    if not rows:
+        raise MeasureError("There is no comparison in these files.", "measure a baseline and a server with speculation first")
+    screen.show(table_text(Table("Break-even, from what was measured", columns, tuple(rows)), screen.width(), _encoding(screen)))
+    advised = [f"{text_at(record, 'workload')}, {text_at(record, 'speculative_label')}: {line}" for record in records for line in list_at(record, "advice")]
+    screen.show([""] + [terminal_text(line) for line in advised] if advised else [])
     return EXIT_OK
 
 

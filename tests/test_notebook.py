@@ -20,7 +20,7 @@ LESSON_COMPARISON = {"lab": "part-17/measure-speculative", "label": "qwen3/compa
 
 class RoundTrip(unittest.TestCase):
     def test_a_reply_comes_back_as_it_was(self):
-        reply = ms.Reply("p1", 2, 0.1, None, 0.2, 0.3, 0.35, 1.1, 1.2, (0.3, 0.7, 1.1), 2, 12, 4, 30, "usage", "text \ud800\udc00\x00é", "thought",
+        reply = ms.Reply("p1", 2, 0.1, None, 0.2, 0.3, 0.35, 1.1, 1.2, (0.3, 0.7, 1.1), 2, 12, 4, 30, "usage", "text \udc80\x00é", "thought",
                          (ms.ToolCall("f", '{"a": 1}'),), (5, 6), "stop", ms.Acceptance(3, 9, 6, (3, 2, 1), 30, 1, "response metrics"),
                          {"x": 1.5}, None, True, None)
         again = ms.reply_from_json(json.loads(ms.json_line(ms.as_json(reply))))
