@@ -3771,7 +3771,7 @@ BLIND_NEAR_NATS, BLIND_FAR_NATS = 0.25, 1.0     # without a ruler: bfloat16 has 
 LONE_RULERS, LONE_NATS = 50, 1.0    # one fork so far down needs no company
 STRAY_SHARE = 0.005     # of an honest server's forks, what may lie far all the same (a routing flip, an expert changed)
 WIDE_SHARE = 0.02       # of an honest server's forks, what may lie beyond a near tie
-EXCESS = 1.25           # verifying several tokens may round so many times as often as batching does (published: 68 % against 73 %)
+EXCESS = 1.25           # verifying may round so many times as often as batching does (published: 68 % against 73 %)
 FEWEST_POSITIONS = 30   # a ruler of fewer is none
 FEWEST_TO_CONDEMN, OTHER_FUNCTION_NATS = 100, 0.3   # tenths of a nat, over enough positions: not the same function
 FEWEST_FLOOR_PAIRS = 12
@@ -3780,7 +3780,6 @@ FEWEST_TEXTS = 6
 # an answer is a near tie more often than its middle. (Seen on real servers: one loop and one surplus in about 40 forks.)
 DAMAGE = {"loop": 0.03, "surplus": 0.03, "foreign text": 0.003, "empty": 0.003, "lost arguments": 0.003,
           "special tokens": 0.0003}
-PRIOR_DIFFERENCES = 40  # what these shares weigh against the floor's own differences
 ROUNDING_LEADS_TO = ("loop", "surplus", "empty", "foreign text")    # damage that a near tie can start
 
 
@@ -3851,7 +3850,7 @@ def _damage(evidence: Evidence) -> Optional[str]:
     found = []
     for kind, usual in DAMAGE.items():
         damaged = [one for one in evidence.agreement.differences if _is_damage(one, kind, evidence.ruler)]
-        if damaged and _more_than_usual(damaged, max(usual, _habit(kind, evidence)), evidence):
+        if damaged and _more_than_usual(damaged, _usual(kind, usual, evidence), evidence) and _beyond_the_floors(kind, damaged, evidence):
             found.append(f"{len(damaged)} of {evidence.agreement.pairs} answers: {kind} ({_place(damaged[0])})")
     return "; ".join(found) or None
 
@@ -3865,12 +3864,19 @@ def _is_damage(difference: Difference, kind: str, ruler: Optional[Ruler]) -> boo
     return not (kind in ROUNDING_LEADS_TO and near_tie)
 
 
-def _habit(kind: str, evidence: Evidence) -> float:
-    """How often the baseline does the same to itself: share of the floor's differences, or of its own looping answers."""
-    floor = evidence.floor.differences if evidence.floor else ()
-    seen = sum(_is_damage(one, kind, evidence.ruler) for one in floor)
-    share = (seen + PRIOR_DIFFERENCES * DAMAGE[kind]) / (len(floor) + PRIOR_DIFFERENCES)
-    return max(share, evidence.baseline_loops if kind == "loop" else 0.0)
+def _usual(kind: str, share: float, evidence: Evidence) -> float:
+    """The share of an honest server's differences that look like this: a model that loops by itself loops here, too."""
+    return max(share, evidence.baseline_loops) if kind == "loop" else share
+
+
+def _beyond_the_floors(kind: str, damaged: Sequence[Difference], evidence: Evidence) -> bool:
+    """Whether the baseline does the same to itself less often, beyond chance."""
+    floor = evidence.floor
+    if floor is None or not floor.pairs:
+        return True
+    own = sum(_is_damage(one, kind, evidence.ruler) for one in floor.differences)
+    fair = evidence.agreement.pairs / (evidence.agreement.pairs + floor.pairs)
+    return not own or binomial_tail(len(damaged), len(damaged) + own, fair) <= ALPHA
 
 
 def _more_than_usual(damaged: Sequence[Difference], usual: float, evidence: Evidence) -> bool:
@@ -4060,8 +4066,8 @@ def _power_caveat(evidence: Evidence) -> Tuple[Caveat, ...]:
     share = smallest_change(evidence)
     if share is not None and share <= 0.25:
         return ()
-    unseen = "could not have been noticed" if share is None else f"below {_percent(share)} of the answers would likely go unnoticed"
-    return (Caveat(f"With this few prompts and this much noise a fault {unseen}.", "Measure more prompts, or get logprobs."),)
+    unseen = "could not have been noticed" if share is None else f"in less than {_percent(share)} of them may go unnoticed"
+    return (Caveat(f"With so few answers and so much noise a fault {unseen}.", "Measure more prompts, or get logprobs."),)
 
 
 def smallest_change(evidence: Evidence) -> Optional[float]:
@@ -4078,7 +4084,7 @@ def smallest_change(evidence: Evidence) -> Optional[float]:
     if not _floor_shows(evidence):
         return None
     noise = 1 - evidence.floor.identical / evidence.floor.pairs
-    return smallest_detectable(pairs, round(noise, 3), ALPHA / TESTS, EXCESS)
+    return smallest_detectable(pairs, round(noise, 2), ALPHA / TESTS, EXCESS)
 
 
 # --- Accuracy
@@ -4279,7 +4285,8 @@ def _spanning_margins(entry: Mapping[str, Any], continuation: bytes, shared: int
 
 
 def _alternatives(entry: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    return [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None and _token_bytes(one) != _token_bytes(entry)]
+    own = _token_bytes(entry)
+    return [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None and _token_bytes(one) != own]
 
 
 def _continues(entry: Mapping[str, Any], continuation: bytes) -> bool:
@@ -4567,7 +4574,8 @@ def _compare_cell(run: Run, workload: str, concurrency: int, label: str) -> Comp
         agreement=agreement, floor=floor, floor_concurrency=floor_concurrency, throughput_ratio=speeds.throughput,
         decode_ratio=speeds.decode, self_ratio=itself,
         verdict=Verdict(speed.word, answers.word, answers.reasons + speed.reasons, answers.caveats + speed.caveats),
-        baseline_accuracy=accuracy(run.prompts, baseline.completed), speculative_accuracy=accuracy(run.prompts, other.completed),
+        baseline_accuracy=accuracy(run.prompts, baseline.completed),
+        speculative_accuracy=accuracy(run.prompts, other.completed),
         ruler=run.rulers.get(label), smallest_change=smallest_change(evidence), why=why)
 
 
@@ -4697,7 +4705,9 @@ def _advice_on_load(cell: Comparison) -> Optional[str]:
 
 def _advice_on_cache(cell: Comparison) -> Optional[str]:
     lost = cell.why.get("kv_cache_tokens_lost")
-    return f"Speculation takes {lost} tokens of the KV cache: fewer or shorter requests fit at once." if lost and lost > 0 else None
+    if not lost or lost < 0:
+        return None
+    return f"Speculation takes {lost} tokens of the KV cache: fewer or shorter requests fit at once."
 
 
 def _advice_on_categories(cell: Comparison) -> Optional[str]:

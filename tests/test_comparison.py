@@ -125,6 +125,7 @@ class Kinds(unittest.TestCase):
         self.assertEqual(self.kind(whole, call('{"city": "Ul')), "lost arguments")
         self.assertEqual(self.kind(whole, call('{"city": "Ul', "length")), "fork")      # cut by the limit, honestly
         self.assertEqual(self.kind(whole, call('{"city": "Ulm" }')), "fork")
+        self.assertEqual(self.kind(whole, call("", name="other")), "fork")      # another call has other arguments
         self.assertEqual(self.kind(whole, reply("I would look it up.")), "channel")
         difference = ms.differ(whole, call('{"city": "Bonn"}'))
         self.assertEqual((difference.channel, difference.first_char), ("tool_calls", len('look({"city": "')))
@@ -144,6 +145,9 @@ class Kinds(unittest.TestCase):
         self.assertEqual(ms.differ(reply("It will rain over most of the north today."),
                                    reply("It will rain over most of the north. Let me know if you have any questions."),
                                    others).kind, "fork")
+
+    def test_short_answers_are_everybodys(self):
+        self.assertEqual(ms.differ(reply("Yes, I think so."), reply("No, it is not."), [reply("No, it is not.", "p2")]).kind, "fork")
 
     def test_a_piece_dropped_or_doubled(self):
         self.assertIn("'ban' is missing", ms.differ(reply("an urban myth"), reply("an ur myth")).detail)
@@ -192,10 +196,10 @@ class Pairs(unittest.TestCase):
         self.assertIsNone(ms.incomparable(reply("", reasoning="hm"), reply("", reasoning="hm")))
 
     def test_thousands_of_pairs(self):
-        texts = {f"p{number}": f"{number} " + " ".join(str(number * word) for word in range(60)) for number in range(2000)}
+        texts = {f"p{number}": f"{number} " + " ".join(str(number * word) for word in range(60)) for number in range(1000)}
         started = time.perf_counter()
         agreement = ms.agree(a_pass(texts), a_pass({key: text[:50] + "!" + text[50:] for key, text in texts.items()}))
-        self.assertEqual(len(agreement.differences), 2000)
+        self.assertEqual(len(agreement.differences), 1000)
         self.assertLess(time.perf_counter() - started, 5.0)
 
 

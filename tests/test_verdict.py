@@ -239,6 +239,20 @@ class PublishedCases(unittest.TestCase):
                          "rounding only")
 
 
+    def test_what_the_baseline_does_to_itself_is_no_damage(self):
+        def loops(ends):
+            return lambda number, text: forked(text, 0.5, ends[0]) + f" {ends} and" * 12 if number % 4 == 0 else text
+        self.assertEqual(word(a_run(26, other=loops("over"), floor=lambda number, text: text)), "changed")
+        self.assertEqual(word(a_run(26, other=loops("over"), floor=loops("under"))), "rounding only")
+
+    def test_a_near_tie_can_lead_into_a_loop(self):
+        def other(number, text):
+            return forked(text, 0.5) + " over and" * 12 if number < 3 else text
+        run = a_run(12, other=other, rulers={"spec": RULER})
+        self.assertEqual(word(run), "changed")
+        self.assertEqual(word(ms.replace(run, margins=margins_of(p0=0.001, p1=0.002, p2=0.0))), "rounding only")
+
+
 class PublishedFigures(unittest.TestCase):
     """The tutorial's figures, entered as data: its text reads all of them as rounding, at the floor."""
 

@@ -90,9 +90,9 @@ NUMBERS: Dict[str, Callable[[Sequence[ms.Row]], List[ms.Row]]] = {"throughput": 
 
 @functools.lru_cache(maxsize=None)
 def true_ratio(machine: Machine, number: str) -> float:
-    """The ratio that endless measuring would give: of 20,000 prompts."""
+    """The ratio that endless measuring would give: of 8,000 prompts."""
     rng = random.Random(11)
-    sums = [[sum(column) for column in zip(*(row[:4] for row in NUMBERS[number](measure(rng, machine, 1000))))] for _ in range(20)]
+    sums = [[sum(column) for column in zip(*(row[:4] for row in NUMBERS[number](measure(rng, machine, 1000))))] for _ in range(8)]
     baseline, baseline_s, other, other_s = (sum(column) for column in zip(*sums))
     return other / other_s / (baseline / baseline_s)
 
