@@ -204,7 +204,8 @@ class TestAnswers(FaultCase):
 
     def test_one_after_the_other_on_kept_connections(self):
         """With a warm-up, connections are known to stay open and are used again; a spoiled one never is."""
-        names = [name for name in TOGETHER if name not in SILENT and name != "close_after"] + ["close_after"]
+        last = ["close_before_head", "reset_before_head", "close_after"]    # after these, this server's connections are not kept any more
+        names = [name for name in TOGETHER if name not in SILENT and name not in last] + last
         for engine in ("vllm", "sglang"):
             with Bench() as bench, small_limits(), FakeServer(engine, speculation=Speculation()) as server:
                 done = bench.measure(server.url, None, "--concurrency", "4", "--timeout", "1", prompts=spoil(server, names))
