@@ -146,6 +146,7 @@ class Prompt:
     tools: Optional[Tuple[Mapping[str, Any], ...]] = None
     answer: Any = None                  # str | list of str | {"function": name, "arguments": {...}} | None: not graded
     max_tokens: Optional[int] = None    # the prompt's own limit, below the run's
+    sha256: Optional[str] = None        # its digest, where its text was not kept (--no-texts)
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,7 @@ class Reply:
     digests: Optional[Mapping[str, Any]] = None     # {channel: {"sha256", "bytes", "chars"}}, with --no-texts
     damaged: bool = False                   # bytes that are no UTF-8: kept escaped (surrogateescape)
     error: Optional[str] = None
+    resent: bool = False                    # the kept connection turned out to be closed: it was sent again over a new one
 
     @property
     def ok(self) -> bool:
@@ -491,6 +493,8 @@ def _user(text: str) -> Tuple[Mapping[str, Any], ...]:
 
 def prompt_sha256(prompt: Prompt) -> str:
     """Digest of what is sent for a prompt (messages, tools, its own token limit), whatever its id."""
+    if prompt.sha256 is not None:
+        return prompt.sha256
     sent = {"messages": list(prompt.messages), "tools": prompt.tools and list(prompt.tools), "max_tokens": prompt.max_tokens}
     return hashlib.sha256(json.dumps(sent, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -563,16 +567,20 @@ def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[st
     prompts, caveats, ids = [], [], {}      # type: List[Prompt], List[Caveat], Dict[str, int]
     digests: Dict[str, str] = {}
     for place, record in records:
-        prompt = _prompt_of(record, f"{name}, {place}", workload, prompt_key)
+        try:
+            prompt = _prompt_of(record, f"{name}, {place}", workload, prompt_key)
+            digest = prompt_sha256(prompt)
+        except RecursionError:
+            raise MeasureError(f"{name}, {place}: objects within objects, too deep to be read.", "remove the record") from None
         identity = prompt.id or f"{stem}-{len(prompts)}"
-        ids[identity] = ids.get(identity, 0) + 1
-        if ids[identity] > 1:
-            renamed = f"{identity}-{ids[identity]}"
+        if identity in ids:
+            renamed = _free_id(identity, ids)
             caveats.append(Caveat(f"{name}, {place}: the id {identity!r} was used before; it is called {renamed!r} here.",
                                   "Give every record an id of its own."))
             identity = renamed
+        ids[identity] = 1
         prompt = replace(prompt, id=identity)
-        first = digests.setdefault(prompt_sha256(prompt), identity)
+        first = digests.setdefault(digest, identity)
         if first != identity:
             caveats.append(Caveat(f"{name}, {place}: the same prompt as {first}; it is left out.",
                                   "A prompt asked twice is answered from caches."))
@@ -583,19 +591,31 @@ def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[st
     return PromptFile(tuple(prompts), sha256, shape, tuple(caveats))
 
 
+def _free_id(identity: str, ids: Dict[str, int]) -> str:
+    """`identity` with a number behind it that nobody has; `ids` counts how often each one was wanted."""
+    while True:
+        ids[identity] += 1
+        if f"{identity}-{ids[identity]}" not in ids:
+            return f"{identity}-{ids[identity]}"
+
+
 def _unzipped(data: bytes, name: str) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
-    reader = zlib.decompressobj(wbits=31)
-    try:
-        text = reader.decompress(data, MAX_PROMPT_FILE_BYTES)
-    except zlib.error as error:
-        raise MeasureError(f"The prompt file {name} begins like gzip but cannot be unpacked: {error}.",
-                           "fetch the file again, or unpack it yourself") from None
-    if reader.unconsumed_tail or not reader.eof:
-        raise MeasureError(f"The gzip file {name} is cut short or unpacks to more than {MAX_PROMPT_FILE_BYTES >> 20} MiB.",
-                           "fetch the file again, or cut the prompts that you want to measure out of it")
-    return text
+    parts, room = [], MAX_PROMPT_FILE_BYTES
+    while data[:2] == b"\x1f\x8b":      # a gzip file may be several, one behind the other
+        reader = zlib.decompressobj(wbits=31)
+        try:
+            parts.append(reader.decompress(data, room + 1))
+        except zlib.error as error:
+            raise MeasureError(f"The prompt file {name} begins like gzip but cannot be unpacked: {error}.",
+                               "fetch the file again, or unpack it yourself") from None
+        room -= len(parts[-1])
+        if not reader.eof or room < 0:
+            raise MeasureError(f"The gzip file {name} is cut short or unpacks to more than {MAX_PROMPT_FILE_BYTES >> 20} MiB.",
+                               "fetch the file again, or cut the prompts that you want to measure out of it")
+        data = reader.unused_data
+    return b"".join(parts)
 
 
 def _text_of(data: bytes, name: str) -> str:
@@ -755,8 +775,10 @@ def _checked_messages(messages: Sequence[Any], place: str) -> Tuple[Mapping[str,
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise MeasureError(f"{place}: a message is no object with a role.", 'write {"role": "user", "content": "..."}')
-    while messages and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]    # a recorded answer is not part of the question
+    end = len(messages)
+    while end and messages[end - 1]["role"] == "assistant":
+        end -= 1                    # a recorded answer is not part of the question
+    messages = messages[:end]
     if not any(message["role"] == "user" and message.get("content") for message in messages):
         raise MeasureError(f"{place}: no user message with content.", "fill it in or remove the record")
     return tuple(dict(message) for message in messages)
@@ -771,7 +793,7 @@ def _tools_of(source: Mapping[str, Any], place: str) -> Optional[Tuple[Mapping[s
     if isinstance(given, str):
         try:
             given = json.loads(given)       # ToolACE-like sets keep the schemas as a JSON text
-        except ValueError:
+        except (ValueError, RecursionError):
             raise MeasureError(f"{place}: the tools are no JSON.", "give a list of OpenAI tool schemas") from None
     if not given:
         return None
@@ -781,6 +803,8 @@ def _tools_of(source: Mapping[str, Any], place: str) -> Optional[Tuple[Mapping[s
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise MeasureError(f"{place}: a tool has no function name.", "give a list of OpenAI tool schemas")
         parameters = _openai_schema(function.get("parameters") or function.get("arguments") or {})
+        if not isinstance(parameters, dict):
+            raise MeasureError(f"{place}: the parameters of the tool {shorten(function['name'], 60)!r} are no object.", "give a JSON schema")
         parameters = parameters if "type" in parameters else {"type": "object", **parameters}
         tools.append({"type": "function", "function": {"name": tool_name(function["name"]),
                                                        "description": str(function.get("description", "")), "parameters": parameters}})
@@ -871,7 +895,7 @@ def no_page(problem: str) -> MetricsPage:
 # A label value may hold any character, also the closing brace and (escaped) quotes, so labels are walked, never split.
 _SAMPLE_NAME = re.compile(r"\s*([A-Za-z_:][A-Za-z0-9_:.]*)\s*")
 _LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|(?=\}))')
-_LOOSE_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="(.*?)"(?=,\s*[A-Za-z_][A-Za-z0-9_]*="|,?\s*$)')
+_BETWEEN_LABELS = re.compile(r'",\s*(?=[A-Za-z_][A-Za-z0-9_]*=")')
 _UNESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
@@ -918,7 +942,7 @@ def _sample(line: str) -> Optional[Sample]:
             end = rest.rfind("}")
             if end < 0:
                 return None
-            return _sample_of(name, dict(_LOOSE_LABEL.findall(rest[1:end][:4096])), _value(rest[end + 1:]))
+            return _sample_of(name, _loose_labels(rest[1:end]), _value(rest[end + 1:]))
         labels = walked[0]
         return Sample(name, labels, value)
     return _sample_of(name, labels, _value(rest))
@@ -941,6 +965,13 @@ def _labels(text: str) -> Optional[Tuple[Mapping[str, str], int]]:
     while position < len(text) and text[position] in " \t":
         position += 1
     return (labels, position + 1) if text[position:position + 1] == "}" else None
+
+
+def _loose_labels(text: str) -> Dict[str, str]:
+    """Labels whose values hold quotes that nobody escaped: a value ends where another label begins, or at the end."""
+    text = text.rstrip(", \t")
+    pairs = (part.strip().partition('="') for part in _BETWEEN_LABELS.split(text[:-1] if text.endswith('"') else text))
+    return {key: value for key, quote, value in pairs if quote}
 
 
 def _value(text: str) -> Optional[float]:
@@ -967,6 +998,8 @@ _PREFIX_QUERIES = ("vllm:prefix_cache_queries",)
 _PREFIX_HITS = ("vllm:prefix_cache_hits",)
 _LENGTH_GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
 _RATE_GAUGES = ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate")
+NO_DRAFTS = "no drafts in this run"
+NO_COUNTERS = "no acceptance counters on the metrics page"
 # llama.cpp prints its counters with six significant digits: from a million on, a difference of two is rounding.
 _SIX_DIGITS = 1_000_000
 _LABELS_OF_COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")   # the same count told by every rank of one replica
@@ -1067,7 +1100,7 @@ def kv_cache_tokens(page: MetricsPage) -> Optional[int]:
                 sizes[sample.labels.get("engine", "0")] = tokens
         elif sample.name == "sglang:max_total_num_tokens":
             sizes[sample.labels.get("dp_rank", "0")] = sample.value
-    return int(sum(sizes.values())) if sizes else None
+    return _count(sum(sizes.values())) if sizes else None
 
 
 def _finite(text: Optional[str]) -> Optional[float]:
@@ -1104,13 +1137,13 @@ def acceptance_from_counters(before: MetricsPage, after: MetricsPage, model: str
     if drafted.highest >= _SIX_DIGITS and any(name.startswith("llamacpp:") for name in (s.name for s in after.samples)):
         return Acceptance(missing="the counters are past a million, where llama.cpp prints only six digits", gauges=gauges)
     if not drafted.total:
-        return Acceptance(0, 0, 0, None, completion_tokens, requests, "metrics counters", "no drafts in this run", gauges)
+        return Acceptance(0, 0, 0, None, completion_tokens, requests, "metrics counters", NO_DRAFTS, gauges)
     return Acceptance(_count(exact["drafts"]), _count(drafted.total), _count(exact["accepted"]), by_position, completion_tokens,
                       requests, "metrics counters", None, gauges)
 
 
 def _no_counters(gauges: Mapping[str, float]) -> str:
-    reason = "no acceptance counters on the metrics page"
+    reason = NO_COUNTERS
     if not gauges:
         return reason
     told = ", ".join(f"{name} {value:g}" for name, value in gauges.items())
@@ -1134,8 +1167,9 @@ def _acceptance_from_verify_calls(before: MetricsPage, after: MetricsPage, model
     gauges = server_gauges(after)
     finished = _delta(before, after, _FINISHED, model).total
     if not verified.total or generated.total is None:
-        return Acceptance(0, None, None, None, None, requests, "metrics counters", "no drafts in this run", gauges)
-    count = requests if finished is None else int(finished)
+        return Acceptance(0, None, None, None, None, requests, "metrics counters", NO_DRAFTS, gauges)
+    count = _count(finished)
+    count = requests if count is None else count
     accepted = max(0.0, generated.total - count - verified.total)
     return Acceptance(_count(verified.total), None, _count(accepted), None, _count(generated.total), count,
                       "metrics counters (verify calls; accepted tokens are a lower bound)", None, gauges)
@@ -1148,7 +1182,8 @@ def _positions(delta: Delta) -> Optional[Tuple[int, ...]]:
         position = _finite(dict(labels).get("position"))
         if position is not None and 0 <= position < 4096:
             sums[int(position)] = sums.get(int(position), 0.0) + rise
-    return tuple(int(sums.get(place, 0)) for place in range(max(sums) + 1)) if sums else None
+    counts = [_count(sums.get(place, 0)) for place in range(max(sums) + 1)] if sums else [None]
+    return None if None in counts else tuple(count or 0 for count in counts)
 
 
 def _count(value: Any) -> Optional[int]:
@@ -1242,13 +1277,14 @@ def acceptance_of_pass(replies: Sequence[Reply], counters: Acceptance, speculati
     if told and told[0].source == "response timings":
         # llama.cpp leaves the fields out of replies that drafted nothing: those count as zero drafted, not as unknown.
         told = [reply.acceptance or Acceptance(None, 0, 0, None, reply.completion_tokens, 1, "response timings") for reply in done]
-    if speculating is False and not counters.drafts and not any(part.draft_tokens for part in told):
+    nothing_drafted = counters.missing in (None, NO_DRAFTS, NO_COUNTERS) and not counters.drafts
+    if speculating is False and nothing_drafted and not any(part.draft_tokens for part in told):
         return replace(counters, missing="speculation is off")
     if not told or len(told) < len(done):
         return counters
     pooled = pooled_acceptance(told)
     if pooled.draft_tokens == 0 or pooled.drafts == 0:
-        pooled = replace(pooled, missing="no drafts in this run")
+        pooled = replace(pooled, missing=NO_DRAFTS)
     same = counters.missing is None and counters.accepted_tokens == pooled.accepted_tokens and (
         counters.draft_tokens in (None, pooled.draft_tokens))
     if not same:
@@ -1296,6 +1332,13 @@ class Origin:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
 
+    @property
+    def secrets(self) -> Tuple[str, ...]:
+        """What of the authorization a server might repeat in an error; a key of a few letters hides nothing."""
+        kind, _, word = (self.authorization or "").partition(" ")
+        words = [word] if kind != "Basic" else [word, base64.b64decode(word).decode().partition(":")[2]]
+        return tuple(word for word in words if len(word) >= 6)
+
     def url(self, path: str) -> str:
         """The full address of a path here, without credentials."""
         return f"{self.scheme}://{self.netloc}{path}"
@@ -1314,36 +1357,52 @@ _URL_FORMS = "give it like http://127.0.0.1:8080/v1, http://[::1]:8080/v1 or htt
 
 def parse_base_url(text: str, key: Optional[str] = None) -> BaseUrl:
     """Where requests and metrics go for a pasted address; MeasureError (without the text's credentials) for what is none."""
+    origin, path = parse_address(text, key)
+    path = re.sub(r"/(chat/completions|completions|models)$", "", path.rstrip("/"))
+    if not re.search(r"/v\d+$", path):
+        path += "/v1"
+    return BaseUrl(origin, path, path[:-3] + "/metrics" if path.endswith("/v1") else None)
+
+
+def parse_address(text: str, key: Optional[str] = None) -> Tuple[Origin, str]:
+    """Who listens at a pasted address, and its path, fit for a request; MeasureError (without credentials) for what is none."""
     given = text.strip()
     if "://" not in given:
         given = "http://" + given
-    shown = re.sub(r"//[^/@]*@", "//", given)
+    shown = without_credentials(given)
     try:
         parts = urllib.parse.urlsplit(given)
         netloc = parts.netloc.rpartition("@")[2]
         if netloc.count(":") > 1 and not netloc.startswith("["):
             address, _, last = netloc.rpartition(":")
             raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{address}]:{last}")
-        port = parts.port
-        host = parts.hostname or ""
-    except ValueError as error:
-        raise MeasureError(f"{shown!r} is no server address: {error}.", _URL_FORMS) from None
+        host, port, path = parts.hostname or "", parts.port, url_path(parts.path)
+        if ":" not in host:
+            host = host.encode("idna").decode("ascii")
+    except ValueError:                              # UnicodeError is one
+        raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS) from None
     if parts.scheme not in ("http", "https"):
         raise MeasureError(f"{shown!r} does not begin with http:// or https://.", _URL_FORMS)
     if not host or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS)
-    if not host.isascii():
-        host = host.encode("idna").decode("ascii")
-    origin = Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key))
-    path = re.sub(r"/(chat/completions|completions|models)$", "", urllib.parse.quote(parts.path.rstrip("/"), safe="/%~:@!$&'()*+,;="))
-    if not re.search(r"/v\d+$", path):
-        path += "/v1"
-    return BaseUrl(origin, path, path[:-3] + "/metrics" if path.endswith("/v1") else None)
+    return Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key)), path
+
+
+def without_credentials(url: str) -> str:
+    """An address as it may be shown, also one that is none: nothing before its last "@", nothing of its query."""
+    return re.sub(r"(?s)[?#].*", "?...", re.sub(r"(?s)//.*@", "//", url))
+
+
+def url_path(path: str) -> str:
+    """A path as it may stand in a request line: what no URL can hold is escaped."""
+    return urllib.parse.quote(path, safe="/%~:@!$&'()*+,;=")
 
 
 def _authorization(parts: Any, key: Optional[str]) -> Optional[str]:
     if key:
-        return f"Bearer {key}"
+        if not re.fullmatch(r"[\x21-\x7e]+", key.strip()):
+            raise MeasureError("The API key holds characters that no HTTP header can carry.", "set the variable anew; mind blanks and line breaks in it")
+        return f"Bearer {key.strip()}"
     if parts.username is None and parts.password is None:
         return None
     pair = f"{urllib.parse.unquote(parts.username or '')}:{urllib.parse.unquote(parts.password or '')}"
@@ -1368,10 +1427,11 @@ class Framing:
     `broken` is the reason why no end will come; `closes` says that the connection is of no use afterwards.
     """
 
-    __slots__ = ("head_end", "status", "headers", "length", "chunked", "closes", "broken", "_frame", "_frame_end")
+    __slots__ = ("head_end", "end", "status", "headers", "length", "chunked", "closes", "broken", "_frame", "_frame_end")
 
     def __init__(self) -> None:
         self.head_end = 0           # where the body begins; 0: the head is not complete
+        self.end = 0                # where the whole response ended; 0: it has not
         self.status = 0
         self.headers: Dict[str, str] = {}
         self.length: Optional[int] = None
@@ -1387,15 +1447,18 @@ class Framing:
             return False
         if self.chunked:
             return len(data) >= self._frame_end and self._walk(data)
-        return self.length is not None and len(data) >= self.head_end + self.length
+        if self.length is None or len(data) < self.head_end + self.length:
+            return False
+        self.end = self.head_end + self.length
+        return True
 
     def read_head(self, data: bytearray) -> bool:
         """Whether the response's head is whole; if so, it is read."""
         start = 0
-        while True:
-            end = data.find(b"\r\n\r\n", start, start + MAX_HEAD_BYTES)
+        while True:                 # the limit holds for all heads together: interim ones may come for ever
+            end = data.find(b"\r\n\r\n", start, MAX_HEAD_BYTES)
             if end < 0:
-                if len(data) - start >= MAX_HEAD_BYTES:
+                if len(data) >= MAX_HEAD_BYTES:
                     self.broken = f"the response's head is larger than {MAX_HEAD_BYTES >> 10} KiB"
                 elif data[:1] and not b"HTTP/1.".startswith(bytes(data[:7])):
                     self.broken = ("the server speaks TLS, not plain HTTP: use https://" if data[:2] in (b"\x15\x03", b"\x16\x03")
@@ -1445,7 +1508,10 @@ class Framing:
                 return False
             if size == 0:           # trailers, if any, end with an empty line
                 self._frame = position
-                return data.find(b"\r\n\r\n", line_end) >= 0
+                self.end = data.find(b"\r\n\r\n", line_end, line_end + MAX_HEAD_BYTES) + 4
+                if self.end < 4:
+                    self.end, self.broken = 0, "the response's trailers do not end" if available >= line_end + MAX_HEAD_BYTES else None
+                return self.end > 0
             frame_end = line_end + size + 4
             if frame_end > available:
                 self._frame_end = frame_end
@@ -1482,6 +1548,8 @@ class Exchange:
     ends: Sequence[int]             # where in `data` each piece ends
     at_s: Sequence[float]           # when it arrived
     error: Optional[str] = None     # why the connection gave no whole response
+    secrets: Sequence[str] = field(default=(), repr=False)      # what was sent as key: it must stand in no error
+    resent: bool = False            # sent over a new connection, since the kept one had been closed
 
 
 class Response(NamedTuple):
@@ -1512,9 +1580,23 @@ def read_response(exchange: Exchange) -> Response:
             problem = f"the body was cut short: {len(body)} of {framing.length} bytes came"
         first = bisect.bisect_right(exchange.ends, framing.head_end)
         marks, at_s = [piece - framing.head_end for piece in exchange.ends[first:]], exchange.at_s[first:]
-    if "gzip" in framing.headers.get("content-encoding", ""):
+    packed = framing.headers.get("content-encoding", "").lower()
+    if "gzip" in packed:
         body, marks, at_s, problem = _ungzipped(body, marks, at_s, problem)
-    return Response(framing.status, framing.headers, body, marks, at_s, error or problem)
+    elif packed not in ("", "identity"):
+        body, marks, at_s, problem = b"", (), (), f"the body came in an encoding that nobody asked for: {shorten(packed, 40)}"
+    headers = framing.headers
+    if framing.status != 200:       # refusals like to repeat the key that they refuse
+        body = hidden(body.decode("latin-1"), exchange.secrets).encode("latin-1")
+        headers = {name: hidden(value, exchange.secrets) for name, value in headers.items()}
+    return Response(framing.status, headers, body, marks, at_s, error or problem)
+
+
+def hidden(text: str, secrets: Sequence[str]) -> str:
+    """The text without any of the secrets."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
 
 
 def _unchunked(data: bytearray, start: int) -> Tuple[bytes, List[int], List[int], Optional[str]]:
@@ -1559,6 +1641,8 @@ def _ungzipped(body: bytes, marks: Sequence[int], at_s: Sequence[float], problem
             new_marks.append(length)
     except zlib.error as error:
         return b"", (), (), f"the gzip body is damaged: {error}"
+    if body and not reader.eof and problem is None:
+        problem = "the gzip body was cut short"
     return b"".join(parts), new_marks, at_s, problem
 
 
@@ -1683,8 +1767,8 @@ class _Draft:
         self.chunk_at_s: List[float] = []
         self.content: List[str] = []
         self.reasoning: List[str] = []
-        self.calls: Dict[int, List[str]] = {}       # tool calls by index: [name, arguments]
-        self.token_ids: Optional[List[int]] = None
+        self.calls: Dict[int, Tuple[List[str], List[str]]] = {}     # tool calls by index: pieces of name and arguments
+        self.token_ids: List[int] = []
         self.first_chunk_tokens: Optional[int] = None
         self.first_answer_s: Optional[float] = None
         self.finish_reason: Optional[str] = None
@@ -1697,7 +1781,7 @@ class _Draft:
         if not isinstance(value, dict):
             self.error = self.error or problem or "an event is no JSON object"
             return
-        if name == "error" or value.get("error"):
+        if name == "error" or value.get("error") or value.get("object") == "error":
             self.error = self.error or f"the server reported: {error_text(value)}"
             return
         if not _BESIDE_CHOICES.isdisjoint(value):
@@ -1712,7 +1796,7 @@ class _Draft:
             self.usage = value["usage"]
         for key in ("timings", "metrics", "sglext"):
             if isinstance(value.get(key), dict):
-                self.extras[key] = {**self.extras.get(key, {}), **value[key]}
+                self.extras.setdefault(key, {}).update(value[key])
 
     def take_choice(self, choice: Mapping[str, Any], at_s: Optional[float]) -> None:
         """Read one chunk's choice: its text on any channel, its token ids, its finish reason."""
@@ -1726,7 +1810,7 @@ class _Draft:
             if answered and self.first_answer_s is None:
                 self.first_answer_s = at_s
         if ids and isinstance(ids, list):
-            self.token_ids = (self.token_ids or []) + [token for token in ids if isinstance(token, int)]
+            self.token_ids += [token for token in ids if isinstance(token, int)]
         if choice.get("finish_reason") is not None:
             self.finish_reason = str(choice["finish_reason"])
 
@@ -1755,13 +1839,10 @@ class _Draft:
             if not isinstance(function, dict):
                 continue
             index = call.get("index")
-            parts = self.calls.setdefault(index if isinstance(index, int) else place, ["", ""])
+            parts = self.calls.setdefault(index if isinstance(index, int) else place, ([], []))
             for slot, key in enumerate(("name", "arguments")):
                 piece = function.get(key)
-                piece = json.dumps(piece) if isinstance(piece, dict) else piece
-                if isinstance(piece, str) and piece:
-                    parts[slot] += piece
-                    found = True
+                found = self._keep(parts[slot], _json_text(piece) if isinstance(piece, dict) else piece) or found
         return found
 
 
@@ -1772,7 +1853,14 @@ def error_text(value: Any) -> str:
         told = told.get("error") or told.get("message") or told.get("detail") or told
     if isinstance(told, dict):
         told = told.get("message") or told.get("error") or told.get("type") or told
-    return shorten(told if isinstance(told, str) else json.dumps(told), 300)
+    return shorten(told if isinstance(told, str) else _json_text(told), 300)
+
+
+def _json_text(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        return "(objects within objects, too deep to be shown)"
 
 
 def read_reply(exchange: Exchange, prompt_id: str, repeat: int = 0) -> Reply:
@@ -1830,10 +1918,11 @@ def _take_whole(draft: _Draft, response: Response, error: Optional[str]) -> Tupl
         draft.extras["meta_info"] = choice["meta_info"]
     verbose = value.get("__verbose") if isinstance(value, dict) else None
     ids = choice.get("response_token_ids") or (verbose.get("tokens") if isinstance(verbose, dict) else None)
-    if isinstance(ids, list) and draft.token_ids is None:
+    if isinstance(ids, list) and not draft.token_ids:
         draft.token_ids = [token for token in ids if isinstance(token, int)]
     if not choice and not draft.error:
-        return damaged, error or "the answer has no choices"
+        told = f": {error_text(value)}" if isinstance(value, dict) and isinstance(value.get("message"), str) else ""
+        return damaged, error or f"the answer has no choices{told}"
     return damaged, draft.error or error
 
 
@@ -1844,12 +1933,15 @@ def _first_choice(value: Any) -> Mapping[str, Any]:
 
 def status_error(response: Response) -> str:
     """One line on a response that is no success: its status and what the server says, never a dump of HTML."""
+    text = response.body.decode("utf-8", "replace")
     try:
-        told = error_text(_JSON.decode(response.body.decode("utf-8", "replace")))
+        told = error_text(_JSON.decode(text))
     except (ValueError, RecursionError):
-        told = body_error(response) if response.body else ""
-    after = response.headers.get("retry-after")
-    return f"HTTP {response.status}" + (f": {told}" if told else "") + (f" (Retry-After: {shorten(after, 40)})" if after else "")
+        plain = response.headers.get("content-type", "").startswith("text/plain")
+        told = shorten(" ".join(text[:1000].split()), 300) if plain else body_error(response) if text else ""
+    after, place = response.headers.get("retry-after"), response.headers.get("location")
+    return (f"HTTP {response.status}" + (f": {told}" if told else "") + (f" (Retry-After: {shorten(after, 40)})" if after else "")
+            + (f" (it redirects to {shorten(without_credentials(place), 200)})" if place and 300 <= response.status < 400 else ""))
 
 
 def body_error(response: Response) -> str:
@@ -1859,6 +1951,8 @@ def body_error(response: Response) -> str:
         return "an HTML page instead of JSON"
     if not start:
         return "an empty body"
+    if start.startswith((b"{", b"[")):
+        return "the body is no whole JSON"
     return f"{shorten(response.headers.get('content-type', 'a body of no type'), 60)} instead of JSON"
 
 
@@ -1869,15 +1963,34 @@ def _finished(draft: _Draft, exchange: Exchange, prompt_id: str, repeat: int, da
         tokens, source = _count(timings.get("predicted_n")), "timings"
     details = draft.usage.get("prompt_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    meta = {key: value for key, value in draft.extras.items() if key != "sglext"}
+    own = next((draft.extras[key] for key in ("timings", "metrics", "meta_info") if draft.extras.get(key)), None)
+    error = hidden(error, exchange.secrets) if error else error
     return Reply(
         prompt_id, repeat, exchange.due_s, exchange.connected_s, exchange.sent_s,
         draft.chunk_at_s[0] if draft.chunk_at_s else None, draft.first_answer_s, draft.chunk_at_s[-1] if draft.chunk_at_s else None,
         exchange.ended_s, tuple(draft.chunk_at_s), draft.first_chunk_tokens, _count(draft.usage.get("prompt_tokens")),
         _count(timings.get("cache_n")) if cached is None else cached, tokens, None if tokens is None else source,
-        "".join(draft.content), "".join(draft.reasoning), tuple(ToolCall(*draft.calls[index]) for index in sorted(draft.calls)),
-        tuple(draft.token_ids) if draft.token_ids else None, draft.finish_reason, acceptance_from_response(draft.extras, tokens),
-        (meta.get("timings") or meta.get("metrics") or meta.get("meta_info")) or None, None, damaged, error)
+        "".join(draft.content), "".join(draft.reasoning),
+        tuple(ToolCall(*map("".join, draft.calls[index])) for index in sorted(draft.calls)),
+        tuple(draft.token_ids) or None, draft.finish_reason, acceptance_from_response(draft.extras, tokens),
+        _numbers_of(own), None, damaged, error, exchange.resent)
+
+
+def _numbers_of(source: Any, depth: int = 2) -> Optional[Dict[str, Any]]:
+    """The numbers and short words of an engine's own fields, one object within another at most: enough to look things up."""
+    if not isinstance(source, dict):
+        return None
+    kept: Dict[str, Any] = {}
+    for key, value in itertools.islice(source.items(), 100):
+        if isinstance(value, dict) and depth > 1:
+            kept[key] = _numbers_of(value, depth - 1)
+        elif isinstance(value, (int, float)) and abs(value) < 2 ** 63 or value is None:
+            kept[key] = value
+        elif isinstance(value, str):
+            kept[key] = shorten(value, 120)
+        elif isinstance(value, list) and len(value) <= 100 and all(isinstance(item, (int, float)) and abs(item) < 2 ** 63 for item in value):
+            kept[key] = value
+    return kept or None
 
 
 # ======================================================================================================================
@@ -1890,16 +2003,19 @@ def _finished(draft: _Draft, exchange: Exchange, prompt_id: str, repeat: int, da
 
 CONNECT_TIMEOUT_S = 20.0
 IDLE_LIMIT_S = 1.0          # engines close idle connections after 5 s; one idle for longer than this is replaced before use
+INTERRUPTED = "interrupted"
 _BUFFER_BYTES = 16 << 10
 
 
 class Tap(asyncio.BufferedProtocol):
     """One connection. It stamps and understands nothing."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, secrets: Sequence[str] = ()) -> None:
         self._clock = clock
+        self._secrets = secrets
         self._view = memoryview(bytearray(_BUFFER_BYTES))   # a memoryview: a bytearray over TLS yields NULs on Python >= 3.11
         self.transport: Any = None
+        self.limit_bytes = MAX_REPLY_BYTES
         self.open = False
         self.idle_since_s = 0.0
         self.error: Optional[str] = None
@@ -1911,6 +2027,7 @@ class Tap(asyncio.BufferedProtocol):
         self.at_s = array("d")
         self.framing = Framing()
         self.whole = False
+        self.left_by_server = False     # it closed before a byte of an answer
         self.finished: Any = None
 
     def connection_made(self, transport: Any) -> None:
@@ -1925,6 +2042,9 @@ class Tap(asyncio.BufferedProtocol):
         """Stamp what came, keep it, and see whether that was the end."""
         now_s = self._clock()
         data = self.data
+        if self.whole or self.finished is None:     # what comes now could not be told from the next answer
+            self.error = "the server spoke without being asked: this is not HTTP"
+            return
         data += self._view[:nbytes]
         self.ends.append(len(data))
         self.at_s.append(now_s)
@@ -1933,8 +2053,8 @@ class Tap(asyncio.BufferedProtocol):
             self._finish(None)
         elif self.framing.broken:
             self._finish(self.framing.broken)
-        elif len(data) > MAX_REPLY_BYTES:
-            self._finish(f"the reply is larger than {MAX_REPLY_BYTES >> 20} MiB")
+        elif len(data) > self.limit_bytes:
+            self._finish(f"the reply is larger than {self.limit_bytes >> 20} MiB")
 
     def eof_received(self) -> bool:
         """The server sends no more; for a body without a length that is its end."""
@@ -1944,6 +2064,9 @@ class Tap(asyncio.BufferedProtocol):
         """The connection is gone: an end, or a failure in the middle."""
         self.open = False
         framing = self.framing
+        if self.whole:
+            return
+        self.left_by_server = self.error is None and not self.data
         if framing.head_end and framing.length is None and not framing.chunked and error is None:
             self.whole = True
             self._finish(None)
@@ -1980,11 +2103,16 @@ class Tap(asyncio.BufferedProtocol):
     def usable(self) -> bool:
         """Whether a next request may be sent on it."""
         return self.open and not self.framing.closes and self.error is None and not self.transport.is_closing() and (
-            self._clock() - self.idle_since_s < IDLE_LIMIT_S)
+            len(self.data) == self.framing.end) and (self._clock() - self.idle_since_s < IDLE_LIMIT_S)
 
-    async def exchange(self, request: bytes, due_s: float, connected_s: Optional[float], timeout_s: float) -> Exchange:
+    async def exchange(self, request: bytes, due_s: float, connected_s: Optional[float], timeout_s: float,
+                       limit_bytes: Optional[int] = None) -> Exchange:
         """Send a request and listen until its end, however it ends. The stamp of sending is taken as the bytes are handed over."""
+        if not self.open or self.error:     # closed by the server, or given up, since it was opened
+            return Exchange(due_s, connected_s, None, self._clock(), bytearray(), (), (),
+                            self.error or "the server closed the connection without an answer")
         self._begin()
+        self.limit_bytes = MAX_REPLY_BYTES if limit_bytes is None else limit_bytes
         loop = asyncio.get_running_loop()
         self.finished = loop.create_future()
         timer = loop.call_later(timeout_s, self.abort, f"no whole answer within {timeout_s:g} s")
@@ -1996,7 +2124,7 @@ class Tap(asyncio.BufferedProtocol):
             timer.cancel()
         if not self.whole:
             self.close()
-        return Exchange(due_s, connected_s, sent_s, self.idle_since_s, self.data, self.ends, self.at_s, self.error)
+        return Exchange(due_s, connected_s, sent_s, self.idle_since_s, self.data, self.ends, self.at_s, self.error, self._secrets)
 
 
 def reason_of(error: BaseException) -> str:
@@ -2038,13 +2166,16 @@ class Client:
         self._addresses: Dict[Tuple[str, int], Any] = {}    # resolved once; the address that answered comes first
         self._taps: Dict[Origin, List[Tap]] = {}            # open connections between two requests
         self._keeping: Set[Origin] = set()                  # servers seen to keep a connection open after an answer
+        self.in_flight: Set[Tap] = set()                    # connections that wait for an answer
 
     def close(self) -> None:
-        """Drop every connection, end the loop."""
-        for taps in self._taps.values():
-            for tap in taps:
-                tap.close()
-        self.loop.run_until_complete(asyncio.sleep(0))
+        """Drop every connection and whatever still runs, end the loop."""
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        for tap in [*itertools.chain.from_iterable(self._taps.values()), *self.in_flight]:
+            tap.close()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True) if left else asyncio.sleep(0))
         self.loop.close()
 
     def run(self, work: Any) -> Any:
@@ -2062,15 +2193,39 @@ class Client:
 
         return self.run(together()) if requests else []
 
-    async def send(self, origin: Origin, request: bytes, due_s: float, timeout_s: float) -> Exchange:
-        """One request over a connection that is open already, or over a new one."""
+    async def send(self, origin: Origin, request: bytes, due_s: float, timeout_s: float, limit_bytes: Optional[int] = None,
+                   given_up: Callable[[], bool] = bool) -> Exchange:
+        """One request over a connection that is open already, or over a new one; none if it was `given_up` while connecting."""
         tap, connected_s, error = await self.connection(origin)
+        if tap is not None and given_up():
+            self.put_back(origin, tap)
+            tap, error = None, INTERRUPTED
         if tap is None:
-            now_s = self.clock()
-            return Exchange(due_s, connected_s, None, now_s, bytearray(), (), (), error)
-        exchange = await tap.exchange(request, due_s, connected_s, timeout_s)
+            return Exchange(due_s, connected_s, None, self.clock(), bytearray(), (), (), error)
+        exchange = await self._exchange(tap, request, due_s, connected_s, timeout_s, limit_bytes)
+        if connected_s is None and tap.left_by_server and not given_up():
+            # It was used before, and the server had closed it while the request was on its way: not this request's failure.
+            # Told in the reply; from now on this server is asked over new connections only.
+            self._keeping.discard(origin)
+            for idle in self._taps.pop(origin, ()):
+                idle.close()
+            return replace(await self.send(origin, request, due_s, timeout_s, limit_bytes, given_up), resent=True)
         self.put_back(origin, tap)
         return exchange
+
+    async def _exchange(self, tap: Tap, request: bytes, due_s: float, connected_s: Optional[float], timeout_s: float,
+                        limit_bytes: Optional[int] = None) -> Exchange:
+        self.in_flight.add(tap)
+        try:
+            return await tap.exchange(request, due_s, connected_s, timeout_s, limit_bytes)
+        finally:
+            self.in_flight.discard(tap)
+
+    def give_up(self, error: str) -> None:
+        """End every request that is in flight, for the reason given; may be called by a signal's handler."""
+        for tap in list(self.in_flight):
+            tap.abort(error)
+        self.loop.call_soon_threadsafe(lambda: None)    # wakes a loop that waits for nothing but the answer
 
     def learn_keeping(self, origin: Origin, request: bytes, timeout_s: float) -> Exchange:
         """One untimed request that also shows whether the server keeps its connection open afterwards.
@@ -2082,7 +2237,7 @@ class Client:
             tap, connected_s, error = await self.connection(origin)
             if tap is None:
                 return Exchange(self.clock(), connected_s, None, self.clock(), bytearray(), (), (), error)
-            exchange = await tap.exchange(request, self.clock(), connected_s, timeout_s)
+            exchange = await self._exchange(tap, request, self.clock(), connected_s, timeout_s)
             await asyncio.sleep(max(0.02, 2 * (connected_s or 0.0)))
             if tap.usable():
                 self._keeping.add(origin)
@@ -2109,7 +2264,7 @@ class Client:
         began_s = self.clock()
         try:
             tap = await asyncio.wait_for(self._connect(origin), CONNECT_TIMEOUT_S)
-        except (OSError, asyncio.TimeoutError) as error:    # ssl.SSLError is an OSError
+        except (OSError, ValueError, asyncio.TimeoutError) as error:    # ssl.SSLError is an OSError; ValueError: no name for a host
             return None, self.clock() - began_s, f"cannot connect: {reason_of(error)}"
         tap.idle_since_s = self.clock()
         return tap, self.clock() - began_s, None
@@ -2129,7 +2284,7 @@ class Client:
         for info in list(self._addresses[key]):
             try:
                 _, tap = await self.loop.create_connection(
-                    lambda: Tap(self.clock), info[4][0], info[4][1], family=info[0], ssl=self._tls_context(origin),
+                    lambda: Tap(self.clock, origin.secrets), info[4][0], info[4][1], family=info[0], ssl=self._tls_context(origin),
                     server_hostname=origin.host if origin.scheme == "https" else None)
             except OSError as error:
                 failure = error
@@ -2203,10 +2358,10 @@ class Remark:
         return Caveat(self.sentence, self.remedy)
 
 
-def get(client: Client, origin: Origin, path: str, timeout_s: float = ASK_TIMEOUT_S, accept: str = "*/*") -> Response:
+def get(client: Client, origin: Origin, path: str, accept: str = "*/*") -> Response:
     """The answer to a GET; up to three redirects are followed on the same host, never to another."""
     for _ in range(4):
-        response = read_response(client.ask(origin, request_bytes(origin, path, accept=accept), timeout_s))
+        response = read_response(client.ask(origin, request_bytes(origin, path, accept=accept), min(ASK_TIMEOUT_S, client.timeout_s)))
         moved = redirect_path(origin, response)
         if moved is None:
             return response
@@ -2219,13 +2374,17 @@ def redirect_path(origin: Origin, response: Response) -> Optional[str]:
     location = response.headers.get("location")
     if response.status not in (301, 302, 307, 308) or not location:
         return None
-    target = urllib.parse.urlsplit(urllib.parse.urljoin(origin.url("/"), location))
-    same = (target.scheme, target.hostname) == (origin.scheme, origin.host) and (
-        target.port or (443 if target.scheme == "https" else 80)) == origin.port
+    try:
+        target = urllib.parse.urlsplit(urllib.parse.urljoin(origin.url("/"), location))
+        same = (target.scheme, target.hostname) == (origin.scheme, origin.host) and (
+            target.port or (443 if target.scheme == "https" else 80)) == origin.port
+        path = url_path(target.path or "/") + (f"?{urllib.parse.quote(target.query, safe='/%~:@!$&()*+,;=?')}" if target.query else "")
+    except ValueError:
+        same, path = False, ""
     if not same:
-        named = f"{target.scheme}://{(target.netloc or '').rpartition('@')[2]}{target.path}"
-        raise MeasureError(f"{origin.url('')} redirects to {shorten(named, 200)}.", "give that address yourself if you trust it")
-    return (target.path or "/") + (f"?{target.query}" if target.query else "")
+        raise MeasureError(f"{origin.url('')} redirects to {shorten(without_credentials(location), 200)}.",
+                           "give that address yourself if you trust it")
+    return path
 
 
 def json_of(response: Response) -> Any:
@@ -2299,7 +2458,8 @@ def _what_came(response: Response) -> str:
 
 def _listed_models(listed: Any) -> List[Mapping[str, Any]]:
     entries = listed.get("data") if isinstance(listed, dict) else None
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)] if isinstance(entries, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str) and len(entry["id"]) <= 1000
+            ] if isinstance(entries, list) else []
 
 
 def _metrics_doors(base: BaseUrl, target: Target, key: Optional[str]) -> Tuple[Tuple[Origin, str], ...]:
@@ -2307,10 +2467,9 @@ def _metrics_doors(base: BaseUrl, target: Target, key: Optional[str]) -> Tuple[T
     if target.metrics_url:
         doors = []
         for text in target.metrics_url.split(","):
-            parts = urllib.parse.urlsplit(text.strip() if "://" in text else "http://" + text.strip())
-            origin = parse_base_url(f"{parts.scheme}://{parts.netloc}", None).origin
+            origin, path = parse_address(text)
             own = (origin.scheme, origin.host, origin.port) == (base.origin.scheme, base.origin.host, base.origin.port)
-            doors.append((base.origin if own else origin, parts.path or "/metrics"))
+            doors.append((base.origin if own and not origin.authorization else origin, path if path.strip("/") else "/metrics"))
         return tuple(doors)
     return ((base.origin, base.metrics_path),) if base.metrics_path else ()
 
@@ -2319,7 +2478,8 @@ def scrape(client: Client, doors: Sequence[Tuple[Origin, str]]) -> MetricsPage:
     """The metrics behind all doors as one page; the reason where any of them gives none."""
     if not doors:
         return no_page("no metrics address is known for a base address that does not end in /v1 (--metrics-url gives one)")
-    exchanges = client.ask_all([(origin, request_bytes(origin, path, accept="text/plain")) for origin, path in doors], ASK_TIMEOUT_S)
+    exchanges = client.ask_all([(origin, request_bytes(origin, path, accept="text/plain")) for origin, path in doors],
+                               min(ASK_TIMEOUT_S, client.timeout_s))
     pages = [_page_of(read_response(exchange)) for exchange in exchanges]
     if len(pages) == 1 or any(page.problem for page in pages):
         return next((page for page in pages if page.problem), pages[0])
@@ -2351,7 +2511,7 @@ def _identity_facts(client: Client, base: BaseUrl, engine: str) -> Dict[str, Any
         return {}
     root = base.base_path[:-3]
     paths = _IDENTITY_PATHS.get(engine, ())
-    exchanges = client.ask_all([(base.origin, request_bytes(base.origin, root + path)) for path in paths], ASK_TIMEOUT_S)
+    exchanges = client.ask_all([(base.origin, request_bytes(base.origin, root + path)) for path in paths], min(ASK_TIMEOUT_S, client.timeout_s))
     return {path.split("?")[0]: json_of(read_response(exchange)) for path, exchange in zip(paths, exchanges)}
 
 
@@ -2382,10 +2542,10 @@ def _told_by_llama_cpp(entry: Mapping[str, Any], facts: Mapping[str, Any], page:
     answers = _kept(props, "build_info", "model_alias", "model_ftype", "total_slots")
     answers.update(_kept(meta, "n_params", "size", "n_ctx_train", "ftype"))
     if isinstance(props.get("model_path"), str):
-        answers["model_file"] = re.split(r"[\\/]", props["model_path"])[-1]
+        answers["model_file"] = _file_name(props["model_path"])
     return {"version": _text(props.get("build_info")), "context_tokens": context, "slots": count,
             "kv_cache_tokens": context * count if context and count else None, "speculating": speculating,
-            "speculation": Speculation(",".join(types)) if types else None, "answers": answers}
+            "speculation": Speculation(_text(",".join(types))) if types else None, "answers": answers}
 
 
 def _told_by_vllm(entry: Mapping[str, Any], facts: Mapping[str, Any], page: MetricsPage) -> Dict[str, Any]:
@@ -2609,7 +2769,7 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
     arms, remarks = list(arms), []
     deadline_s = client.clock() + ready_timeout_s
     replies: List[Reply] = []
-    place = 0
+    place = moves = 0
     while place < len(arms):
         arm = arms[place]
         prompt = warm_up_prompt(0)
@@ -2618,7 +2778,8 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
         moved = redirect_path(arm.origin, read_response(exchange))
         reply = read_reply(exchange, prompt.id)
         name = refused_parameter(reply.error or "", body)
-        if moved and moved != arm.chat_path:
+        if moved and moves < 4 * len(arms):
+            moves += 1
             arms[place] = replace(arm, chat_path=moved, server=replace(arm.server, chat_url=arm.origin.url(moved)))
         elif name:
             asking = _without(asking, name)
@@ -2676,8 +2837,11 @@ def speculation_after_a_task(client: Client, arm: Arm) -> Arm:
 # before a pass, all answers understood after it.
 
 PASS_MEMORY_BYTES = 512 << 20
+SMALLEST_REPLY_LIMIT = 4 << 20      # some ten thousand chunks: no answer that anybody waits for is longer
 HICCUP_INTERVAL_S = 0.01
 SLOTS_OPENED_AHEAD = 128
+KINDS_OF_FAILURES_TOLD = 8
+SETTLE_S = 0.2              # counters that do not hold our tokens yet are read again after that long
 
 
 class Job(NamedTuple):
@@ -2696,11 +2860,15 @@ class Lane(NamedTuple):
 
 
 class Interrupt:
-    """What Ctrl-C (or SIGTERM) does: the first stops sending and gives up what is in flight, the second stops at once."""
+    """What Ctrl-C (or SIGTERM) does: the first stops sending and gives up what is in flight, the second stops at once.
 
-    def __init__(self) -> None:
+    As long as nothing is measured (`measuring` is not set), the first one stops at once, too.
+    """
+
+    def __init__(self, client: Client) -> None:
         self.requested = False
-        self._taps: Set[Tap] = set()
+        self.measuring = True
+        self._client = client
         self._previous: Dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -2713,24 +2881,13 @@ class Interrupt:
 
     def __exit__(self, *_: Any) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self.requested:
+        if self.requested or not self.measuring:
             raise KeyboardInterrupt
         self.requested = True
-        for tap in list(self._taps):
-            tap.abort("interrupted")
-
-    def watch(self, tap: Tap) -> None:
-        """Have this connection's request given up when the interrupt comes."""
-        self._taps.add(tap)
-        if self.requested:
-            tap.abort("interrupted")
-
-    def leave(self, tap: Tap) -> None:
-        """Its request has ended."""
-        self._taps.discard(tap)
+        self._client.give_up(INTERRUPTED)
 
 
 class Played(NamedTuple):
@@ -2771,8 +2928,9 @@ def quiet_collector() -> Iterator[None]:
 class _Evidence:
     """The exchanges of one lane, understood after the pass, or earlier where they would fill the memory."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], slots: int) -> None:
         self.jobs = jobs
+        self.limit_bytes = min(MAX_REPLY_BYTES, max(SMALLEST_REPLY_LIMIT, PASS_MEMORY_BYTES // slots))  # all replies that grow at once
         self.replies: List[Optional[Reply]] = [None] * len(jobs)
         self.decoded_early = False
         self._waiting: Dict[int, Exchange] = {}
@@ -2796,19 +2954,6 @@ class _Evidence:
         return tuple(reply for reply in self.replies if reply is not None)
 
 
-async def _send_watched(client: Client, lane: Lane, job: Job, due_s: float, interrupt: Interrupt) -> Exchange:
-    tap, connected_s, error = await client.connection(lane.arm.origin)
-    if tap is None:
-        return Exchange(due_s, connected_s, None, client.clock(), bytearray(), (), (), error)
-    interrupt.watch(tap)
-    try:
-        exchange = await tap.exchange(job.request, due_s, connected_s, client.timeout_s)
-    finally:
-        interrupt.leave(tap)
-    client.put_back(lane.arm.origin, tap)
-    return exchange
-
-
 async def _slot(client: Client, lane: Lane, todo: Iterator[int], evidence: _Evidence, interrupt: Interrupt, notice: Any) -> Tuple[float, float]:
     """One slot of the closed loop: seconds busy, and seconds from its first request's turn to its last one's end."""
     began_s = busy_s = ended_s = None
@@ -2817,7 +2962,8 @@ async def _slot(client: Client, lane: Lane, todo: Iterator[int], evidence: _Evid
             break
         due_s = client.clock() if ended_s is None else ended_s
         began_s = due_s if began_s is None else began_s
-        exchange = await _send_watched(client, lane, lane.jobs[index], due_s, interrupt)
+        exchange = await client.send(lane.arm.origin, lane.jobs[index].request, due_s, client.timeout_s, evidence.limit_bytes,
+                                     lambda: interrupt.requested)
         ended_s = exchange.ended_s
         busy_s = (busy_s or 0.0) + (ended_s - exchange.sent_s if exchange.sent_s is not None else 0.0)
         evidence.keep(index, exchange)
@@ -2828,7 +2974,7 @@ async def _slot(client: Client, lane: Lane, todo: Iterator[int], evidence: _Evid
 async def _play(client: Client, lane: Lane, concurrency: int, interrupt: Interrupt, notice: Any) -> Played:
     slots = min(concurrency, len(lane.jobs)) or 1
     await client.open_ahead(lane.arm.origin, min(slots, SLOTS_OPENED_AHEAD))
-    evidence, lateness_s = _Evidence(lane.jobs), array("d")
+    evidence, lateness_s = _Evidence(lane.jobs, slots), array("d")
     monitor = asyncio.ensure_future(_hiccups(lateness_s, client.clock))
     todo = iter(range(len(lane.jobs)))
     began_s = client.clock()
@@ -2858,7 +3004,7 @@ async def _play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interr
             if interrupt.requested or turn >= len(lane.jobs):
                 continue
             job = lane.jobs[turn]
-            exchange = await _send_watched(client, lane, job, client.clock(), interrupt)
+            exchange = await client.send(lane.arm.origin, job.request, client.clock(), client.timeout_s, None, lambda: interrupt.requested)
             wall_s[place] += exchange.ended_s - exchange.due_s
             reply = read_reply(exchange, job.prompt.id, job.repeat)     # nothing is in flight: understanding disturbs nobody
             kept[place].append(reply)
@@ -2905,7 +3051,7 @@ def _settled(client: Client, arm: Arm, before: MetricsPage, model: str, tokens: 
         generated = _delta(before, page, _GENERATED, model).total
         if page.problem or before.problem or tokens is None or generated is None or generated >= tokens or restarted(before, page):
             break
-        client.run(asyncio.sleep(0.2))
+        client.run(asyncio.sleep(SETTLE_S))
         page = scrape(client, arm.metrics_doors)
     return page
 
@@ -2914,18 +3060,25 @@ def pass_caveats(replies: Sequence[Reply], played: Played, before: MetricsPage, 
     """What the numbers of a pass do not mean, from what was seen in it; pure."""
     caveats = []
     done = [reply for reply in replies if reply.ok]
-    failed = [reply for reply in replies if not reply.ok]
-    for message in dict.fromkeys(reply.error for reply in failed):
-        count = sum(reply.error == message for reply in failed)
+    failures = Counter(reply.error for reply in replies if reply.error is not None)
+    for message, count in failures.most_common(KINDS_OF_FAILURES_TOLD):
         caveats.append(Caveat(f"{count} of {len(replies)} requests failed: {message}.", "They are left out of rates and comparisons."))
+    if len(failures) > KINDS_OF_FAILURES_TOLD:
+        others = sum(failures.values()) - sum(count for _, count in failures.most_common(KINDS_OF_FAILURES_TOLD))
+        caveats.append(Caveat(f"{others} more of {len(replies)} requests failed, in {len(failures) - KINDS_OF_FAILURES_TOLD} more ways.", "Look at the run file."))
     if done and all(not reply.content and not reply.tool_calls and reply.reasoning for reply in done):
         caveats.append(Caveat("No answer text: thinking used up the tokens of every request.", "Raise --max-tokens, or use --no-think for both servers."))
     if any(reply.completion_tokens is None for reply in done):
         caveats.append(Caveat("The server did not count its tokens: tokens a second are left out.", "Let it send usage (stream_options.include_usage)."))
-    if any(_more_ids_than_tokens(reply) for reply in done):
-        caveats.append(Caveat("The server's usage disagrees with the token ids that it sent.", "Tokens a second rest on its usage; ask its makers."))
+    if any(_counts_disagree(reply) for reply in done):
+        caveats.append(Caveat("The server's usage disagrees with its own count or with the token ids that it sent.",
+                              "Tokens a second rest on its usage; ask its makers."))
     if any(reply.damaged for reply in done):
         caveats.append(Caveat("Some answers hold bytes that are no UTF-8; they are kept escaped.", "Look at the run file."))
+    resent = sum(reply.resent for reply in replies)
+    if resent:
+        caveats.append(Caveat(f"{resent} of {len(replies)} requests were sent twice: the server had closed the connection kept for them.",
+                              "Their times count from the second sending; its counters may hold them twice."))
     share = cached_share(replies)
     hit_rate = prefix_hit_rate(before, after, model) if not (before.problem or after.problem) else None
     cached = max(share or 0.0, hit_rate or 0.0)
@@ -2936,8 +3089,11 @@ def pass_caveats(replies: Sequence[Reply], played: Played, before: MetricsPage, 
     return caveats + _hiccup_caveats(done, played.hiccup_p99_s)
 
 
-def _more_ids_than_tokens(reply: Reply) -> bool:
-    return reply.token_ids is not None and reply.token_source == "usage" and len(reply.token_ids) > (reply.completion_tokens or 0)
+def _counts_disagree(reply: Reply) -> bool:
+    """Whether the usage is held against by more token ids than it counts, or by another count of llama.cpp's own timings."""
+    own = _count((reply.engine_timings or {}).get("predicted_n"))
+    return reply.token_source == "usage" and (len(reply.token_ids or ()) > (reply.completion_tokens or 0)
+                                              or own is not None and own != reply.completion_tokens)
 
 
 def _hiccup_caveats(done: Sequence[Reply], hiccup_s: Optional[float]) -> List[Caveat]:
@@ -8697,7 +8853,7 @@ class Screen:
         """The progress so far: one line that is written over, on a terminal only."""
         filled = "#" * int(20 * done / max(of, 1))
         eta = f", about {_clock_words(left_s)} left" if left_s is not None else ""
-        self.progress.write(f"\r\x1b[K[{filled:<20}] {done}/{of} {words}{eta}")
+        self.progress.write(f"\r\x1b[K[{filled:<20}] {done}/{of} {terminal_text(words)}{eta}")
         self.progress.flush()
         self._bar_shown = True
 
@@ -8843,7 +8999,7 @@ class Session:
         self.rulers: Dict[str, Ruler] = {}
         self.margins: Dict[Tuple[str, str, int, str, int], float] = {}
         self.remarks: List[Remark] = []     # what is to be kept with the records
-        self.interrupt = Interrupt()
+        self.interrupt = Interrupt(self.client)
         self.notebook: Any = None
         self.evidence: Optional[Journal] = None
         self.baseline_run: Optional[Run] = None
@@ -8898,18 +9054,20 @@ def measure(options: Any) -> int:
     try:
         if options.baseline_run:
             session.baseline_run = _read_run_aloud(options.baseline_run, screen)
-        _open_journals(session)
-        _meet_servers(session, notes)
-        with session.interrupt:
+        with session.interrupt as interrupt:
+            interrupt.measuring = False
+            _open_journals(session)
+            _meet_servers(session, notes)
             _warm_up(session, 1)
             _append(session, session.evidence, run_records(session.run_alone(), options.no_texts))
             _tell_plan(session)
+            interrupt.measuring = True
             for block in plan.blocks:
-                if not session.interrupt.requested:
+                if not interrupt.requested:
                     _measure_block(session, block)
-            if not session.interrupt.requested:
+            if not interrupt.requested:
                 _ask_ties(session)
-        return _conclude(session)
+            return _conclude(session)
     finally:
         session.client.close()
         for journal in (session.notebook, session.evidence):
@@ -9300,6 +9458,8 @@ def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> 
         if session.interrupt.requested:
             return
         mine = _logprobs(session, base, prompt)
+        if session.interrupt.requested:
+            return
         if mine is None:
             session.screen.say(f"note: {base.server.label} gives no logprobs: near ties cannot be told, the noise floor alone decides.")
             session.remarks.append(Remark("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
