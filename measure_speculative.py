@@ -1000,6 +1000,7 @@ _LENGTH_GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_le
 _RATE_GAUGES = ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate")
 NO_DRAFTS = "no drafts in this run"
 NO_COUNTERS = "no acceptance counters on the metrics page"
+NOT_SPECULATING = "speculation is off"
 # llama.cpp prints its counters with six significant digits: from a million on, a difference of two is rounding.
 _SIX_DIGITS = 1_000_000
 _LABELS_OF_COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")   # the same count told by every rank of one replica
@@ -1279,7 +1280,7 @@ def acceptance_of_pass(replies: Sequence[Reply], counters: Acceptance, speculati
         told = [reply.acceptance or Acceptance(None, 0, 0, None, reply.completion_tokens, 1, "response timings") for reply in done]
     nothing_drafted = counters.missing in (None, NO_DRAFTS, NO_COUNTERS) and not counters.drafts
     if speculating is False and nothing_drafted and not any(part.draft_tokens for part in told):
-        return replace(counters, missing="speculation is off")
+        return replace(counters, missing=NOT_SPECULATING)
     if not told or len(told) < len(done):
         return counters
     pooled = pooled_acceptance(told)
@@ -6205,12 +6206,12 @@ def _rate_words(value: Optional[float], of: str = "") -> str:
 
 
 def _acceptance_words(record: Record) -> List[str]:
-    """What became of the drafts, one line a meaning; the reason where nothing was measured; nothing for a plain server."""
+    """What became of the drafts, one line a meaning; the reason where nothing was measured; nothing where nobody drafts."""
     found = value_at(record, "acceptance") or {}
     measured = (("rate", percent(number_at(found, "acceptance_rate"), 1)),
                 ("length", _tokens_words(number_at(found, "acceptance_length"), "a step, bonus token included")),
                 ("yield", _tokens_words(number_at(found, "tokens_per_target_pass"), "a target pass")))
-    if record_server(record) == BASELINE and number_at(found, "acceptance_rate") is None:
+    if text_at(found, "missing") == NOT_SPECULATING:
         return []
     lines = [f"{name} {value}" for name, value in measured if value != DASH]
     source, missing = text_at(found, "source"), text_at(found, "missing")
