@@ -7063,12 +7063,17 @@ def _server_table(passes: Sequence[Record]) -> Table:
     return Table("The servers, as they or the user told", _SERVER_COLUMNS, tuple(rows))
 
 
+_NUMBER_IN_WORDS = re.compile(r"\d[\d.,]*")
+
+
 def _caveat_list(records: Sequence[Record]) -> str:
-    """Each caveat once, with its remedy and how many records carry it."""
+    """Each caveat once, with its remedy and how many records carry it; those that differ in a number alone are one."""
     counts: Dict[Tuple[str, str], int] = {}
+    alike: Dict[str, Tuple[str, str]] = {}
     for record in records:
         for caveat in list_at(record, "caveats"):
-            key = (text_at(caveat, "sentence") or str(caveat), text_at(caveat, "remedy"))
+            sentence = text_at(caveat, "sentence") or str(caveat)
+            key = alike.setdefault(_NUMBER_IN_WORDS.sub("#", sentence), (sentence, text_at(caveat, "remedy")))
             counts[key] = counts.get(key, 0) + 1
     items = "".join(f"<li><strong>{html_text(sentence)}</strong> {html_text(remedy)} "
                     f'<span class="note">({count} of {len(records)} records)</span></li>'
@@ -9508,7 +9513,8 @@ def _conclude(session: Session) -> int:
     if len(records) > 1:
         _show_tables(session, records)
     if session.evidence is not None:
-        session.screen.say(f"evidence: {session.evidence.path}   notebook: {session.notebook.path}")
+        session.screen.say(f"notebook: {session.notebook.path}")
+        session.screen.say(f"evidence: {session.evidence.path}")
     if session.options.export_json:
         write_text(session.options.export_json, json.dumps(export_json(_notebook_records(session, records)), indent=2) + "\n", session.screen)
     if session.interrupt.requested:
