@@ -3,9 +3,45 @@
 # requires-python = ">=3.9"
 # dependencies = []
 # ///
-"""Does speculative decoding pay here, and did the answers stay the same?
+"""measure_speculative.py: does speculative decoding pay here, and did the answers stay the same?
 
-(The manual is written last.)
+It points at servers that already run (llama.cpp, vLLM, SGLang, any OpenAI-compatible one), asks them the same prompts at
+temperature 0, and answers two questions for this model, on this machine, for this kind of work:
+
+1. Does it pay? Tokens a second, time to first token (TTFT), time per output token (TPOT) and acceptance, per workload and
+   per concurrency, as a ratio to the baseline with a 95 % interval; where it stops paying; which draft length would pay more.
+2. Did the answers stay the same? Completions compared byte for byte with the baseline's, held against how well the baseline
+   agrees with itself (the noise floor), how near a tie each fork was (the margin), and how large rounding is on this very
+   pair of servers (the ruler): so that rounding is not called a bug, and a bug is not called rounding.
+
+    python3 measure_speculative.py demo
+    python3 measure_speculative.py check --baseline-url URL --speculative-url URL
+    python3 measure_speculative.py --baseline-url URL --speculative-url [NAME=]URL ... [--suite lesson]
+    python3 measure_speculative.py compare RUN RUN ...      table | csv | report | notebook | breakeven      (each: --help)
+
+Words. target: the model that answers. drafter: what proposes tokens to it. draft length k: tokens proposed a step. verify
+step: one pass of the target over a draft. accepted tokens: proposed ones that the target would have chosen (the bonus token,
+which it adds itself, not counted). acceptance rate: accepted/drafted. acceptance length: 1 + accepted/drafts, bonus token
+included, over steps that had a draft. tokens per target pass: the yield over all passes, also those without a draft; it means
+the same on every engine, and it is what speed follows. TTFT: from handing the request over to the first text of any channel.
+TPOT: (last - first)/(tokens - tokens in the first chunk). chunk gap: time between stream chunks; under speculation a chunk
+holds several tokens, so it is no time per token. decode speed: tokens a second of one request after its first chunk. output
+throughput: tokens of all completed requests over the wall time of their pass. level: concurrency. floor, margin, ruler: above.
+
+What its numbers do not mean. Throughput at concurrency 1 is the lesson's number; the tutorial's speedup is the ratio of decode
+speeds: both are printed, never mixed. A ratio holds for the prompts that were asked. Acceptance falls along the chain and
+differs by workload. A gauge that a server shows for its whole life is shown as such and never calculated with.
+
+Files. Results are appended to a notebook (labbook.md) as JSON lines; every reply with its text and its stamps goes into a run
+file beside it, from which every number can be rebuilt and runs of different days or machines be compared. No key is ever
+written, no proxy used, no request retried. Exit codes: 0 measured, 1 something failed, 2 cannot start, 130 interrupted.
+
+The file reads top to bottom; a section uses only what stands above it:
+ 1 words and errors    2 the data           3 prompts             4 acceptance          5 one request on the wire
+ 6 the client          7 servers            8 a timed pass        9 comparison         10 statistics
+11 verdict            12 break-even        13 notebook, run files 14 tables, CSV, page 15 demo servers     16 command line
+Sections 1 to 5 and 9 to 14 are pure (13 also reads and appends): time is data there. Importing the file does nothing; its
+functions may be used, and may change with any version.
 """
 from __future__ import annotations
 
@@ -24,6 +60,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 import platform
 import re
@@ -35,11 +72,12 @@ import sys
 import tempfile
 import threading
 import time
+import unicodedata
 import urllib.parse
 import zlib
 from array import array
 from collections import Counter, deque
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, MISSING, replace
 from statistics import NormalDist
 from typing import (
     Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set,
@@ -91,8 +129,10 @@ class Caveat:
 
 
 # ======================================================================================================================
-# 2. The data (pure): one frozen dataclass for each thing that has a name; JSON keys equal field names
+# 2. The data (pure)
 # ======================================================================================================================
+#
+# One frozen dataclass for each thing that has a name; JSON keys equal field names, units stand in the names.
 
 
 @dataclass(frozen=True)
@@ -1329,18 +1369,19 @@ def parse_address(text: str, key: Optional[str] = None) -> Tuple[Origin, str]:
     shown = without_credentials(given)
     try:
         parts = urllib.parse.urlsplit(given)
+        netloc = parts.netloc.rpartition("@")[2]
+        if netloc.count(":") > 1 and not netloc.startswith("["):
+            address, _, last = netloc.rpartition(":")
+            raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{address}]:{last}")
         host, port, path = parts.hostname or "", parts.port, url_path(parts.path)
         if ":" not in host:
             host = host.encode("idna").decode("ascii")
     except ValueError:                              # UnicodeError is one
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS) from None
-    netloc = parts.netloc.rpartition("@")[2]
     if parts.scheme not in ("http", "https"):
         raise MeasureError(f"{shown!r} does not begin with http:// or https://.", _URL_FORMS)
     if not host or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS)
-    if netloc.count(":") > 1 and not netloc.startswith("["):
-        raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{netloc.rpartition(':')[0]}]:{netloc.rpartition(':')[2]}")
     return Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key)), path
 
 
@@ -1383,7 +1424,7 @@ class Framing:
     `broken` is the reason why no end will come; `closes` says that the connection is of no use afterwards.
     """
 
-    __slots__ = ("head_end", "end", "status", "headers", "length", "chunked", "closes", "broken", "_next_chunk", "_seen", "_ending")
+    __slots__ = ("head_end", "end", "status", "headers", "length", "chunked", "closes", "broken", "_frame", "_frame_end")
 
     def __init__(self) -> None:
         self.head_end = 0           # where the body begins; 0: the head is not complete
@@ -1394,26 +1435,22 @@ class Framing:
         self.chunked = False
         self.closes = False
         self.broken: Optional[str] = None
-        self._next_chunk = 0        # where the next chunk's size line begins
-        self._seen = 0              # bytes looked at for the sign of a last chunk
-        self._ending = False
+        self._frame = 0             # where the chunk that is not whole yet begins, and where it will end
+        self._frame_end = 0
 
     def complete(self, data: bytearray) -> bool:
         """Whether `data`, all that has arrived so far, holds the whole response."""
-        if not self.head_end and not self._read_head(data):
+        if not self.head_end and not self.read_head(data):
             return False
         if self.chunked:
-            # Only "CR LF 0" can begin the last chunk, so chunks are walked when it was seen, not on every piece.
-            start, self._seen = max(self.head_end - 2, self._seen - 2), len(data)
-            if not self._ending and data.find(b"\r\n0", start) < 0:
-                return False
-            return self._walk(data)
+            return len(data) >= self._frame_end and self._walk(data)
         if self.length is None or len(data) < self.head_end + self.length:
             return False
         self.end = self.head_end + self.length
         return True
 
-    def _read_head(self, data: bytearray) -> bool:
+    def read_head(self, data: bytearray) -> bool:
+        """Whether the response's head is whole; if so, it is read."""
         start = 0
         while True:                 # the limit holds for all heads together: interim ones may come for ever
             end = data.find(b"\r\n\r\n", start, MAX_HEAD_BYTES)
@@ -1434,7 +1471,7 @@ class Framing:
                 break               # 1xx: an interim answer; the real one follows
         self.head_end, self.status = start, int(status.group(2))
         self._read_headers(lines[1:], old=status.group(1) == "0")
-        self._next_chunk = start
+        self._frame = self._frame_end = start
         return True
 
     def _read_headers(self, lines: Sequence[str], old: bool) -> None:
@@ -1453,30 +1490,49 @@ class Framing:
             self.closes = self.closes or self.length is None
 
     def _walk(self, data: bytearray) -> bool:
-        self._ending = True
-        while True:
-            end = data.find(b"\r\n", self._next_chunk, self._next_chunk + 4096)
-            if end < 0:
-                self.broken = "a chunk's size line does not end" if len(data) > self._next_chunk + 4096 else None
+        """Step over the chunks that are whole; whether the last one is among them."""
+        available, position = len(data), self._frame
+        while position < available:
+            line_end = data.find(b"\r\n", position, position + MAX_CHUNK_LINE_BYTES)
+            if line_end < 0:
+                if available > position + MAX_CHUNK_LINE_BYTES:
+                    self.broken = "a chunk's size line does not end"
+                self._frame = position
                 return False
-            size = _chunk_size(data[self._next_chunk:end])
+            size = chunk_size(data[position:line_end])
             if size is None:
                 self.broken = "a chunk's size is no number"
                 return False
             if size == 0:           # trailers, if any, end with an empty line
-                self.end = data.find(b"\r\n\r\n", end, end + MAX_HEAD_BYTES) + 4
-                if self.end < 4:
-                    self.end, self.broken = 0, "the response's trailers do not end" if len(data) >= end + MAX_HEAD_BYTES else None
-                return self.end > 0
-            if end + 2 + size + 2 > len(data):
-                self._ending = False
-                return False
-            self._next_chunk = end + 2 + size + 2
+                self._frame = position
+                end = data.find(b"\r\n\r\n", line_end, line_end + MAX_HEAD_BYTES)
+                if end >= 0:
+                    self.end = end + 4
+                elif available >= line_end + MAX_HEAD_BYTES:
+                    self.broken = "the response's trailers do not end"
+                return end >= 0
+            frame_end = line_end + size + 4
+            if frame_end > available:
+                self._frame_end = frame_end
+                break
+            position = frame_end
+        self._frame = position
+        return False
 
 
-def _chunk_size(line: Union[bytes, bytearray]) -> Optional[int]:
-    digits = bytes(line).partition(b";")[0].strip()
-    return int(digits, 16) if 0 < len(digits) <= 12 and digits.isalnum() and not digits.strip(b"0123456789abcdefABCDEF") else None
+MAX_CHUNK_LINE_BYTES = 4096
+
+
+def chunk_size(line: bytearray) -> Optional[int]:
+    """The size that a chunk begins with (RFC 9112, section 7.1), extensions left aside; None for what is no size."""
+    try:
+        size = int(line, 16)
+    except ValueError:
+        try:
+            size = int(line.partition(b";")[0], 16)
+        except ValueError:
+            return None
+    return size if 0 <= size < 1 << 48 else None
 
 
 @dataclass(frozen=True)
@@ -1508,19 +1564,21 @@ class Response(NamedTuple):
 
 def read_response(exchange: Exchange) -> Response:
     """The response in an exchange's bytes, whole or as far as it came, with the reason where it is not whole."""
-    framing = Framing()
-    whole = framing.complete(exchange.data)
+    framing, data = Framing(), exchange.data
+    framing.read_head(data)
     error = exchange.error or framing.broken
     if not framing.head_end:
         return Response(0, {}, b"", (), (), error or "the server closed the connection without an answer")
     if framing.chunked:
-        body, raw_ends, problem = _unchunked(exchange.data, framing.head_end)
+        body, raw_ends, marks, problem = _unchunked(data, framing.head_end)
+        at_s: Sequence[float] = _arrivals(exchange, raw_ends)
     else:
-        end = len(exchange.data) if framing.length is None else min(len(exchange.data), framing.head_end + framing.length)
-        body, raw_ends, problem = bytes(exchange.data[framing.head_end:end]), None, None
-        if framing.length is not None and not whole:
+        end = len(data) if framing.length is None else min(len(data), framing.head_end + framing.length)
+        body, problem = bytes(data[framing.head_end:end]), None
+        if framing.length is not None and end < framing.head_end + framing.length:
             problem = f"the body was cut short: {len(body)} of {framing.length} bytes came"
-    marks, at_s = _marks(exchange, framing.head_end, raw_ends)
+        first = bisect.bisect_right(exchange.ends, framing.head_end)
+        marks, at_s = [piece - framing.head_end for piece in exchange.ends[first:]], exchange.at_s[first:]
     packed = framing.headers.get("content-encoding", "").lower()
     if "gzip" in packed:
         body, marks, at_s, problem = _ungzipped(body, marks, at_s, problem)
@@ -1540,43 +1598,31 @@ def hidden(text: str, secrets: Sequence[str]) -> str:
     return text
 
 
-def _unchunked(data: bytearray, start: int) -> Tuple[bytes, List[Tuple[int, int]], Optional[str]]:
-    """The body without its frames, the (end in the data, end in the body) of every chunk, and what is wrong with it."""
+def _unchunked(data: bytearray, start: int) -> Tuple[bytes, List[int], List[int], Optional[str]]:
+    """The body without its frames, where each chunk ends in the data and in the body, and what is wrong with it."""
     parts: List[bytearray] = []
-    ends: List[Tuple[int, int]] = []
-    length, position, available = 0, start, len(data)
+    raw_ends: List[int] = []
+    position, available = start, len(data)
     problem: Optional[str] = "the body was cut short: its last chunk is missing"
     while position < available:
-        line_end = data.find(b"\r\n", position, position + 4096)
-        size = _chunk_size(data[position:line_end]) if line_end >= 0 else None
-        if size is None:
-            if line_end >= 0:
-                problem = "a chunk's size is no number"
-            break
-        if size == 0:
-            problem = None
+        line_end = data.find(b"\r\n", position, position + MAX_CHUNK_LINE_BYTES)
+        size = chunk_size(data[position:line_end]) if line_end >= 0 else None
+        if not size:
+            problem = problem if line_end < 0 else None if size == 0 else "a chunk's size is no number"
             break
         begin = line_end + 2
         part = data[begin:begin + size]
         parts.append(part)
-        length += len(part)
-        ends.append((begin + len(part), length))
-        position = begin + size + 2
-    return b"".join(parts), ends, problem
+        position = begin + size
+        raw_ends.append(position if position < available else available)
+        position += 2
+    return b"".join(parts), raw_ends, list(itertools.accumulate(map(len, parts))), problem
 
 
-def _marks(exchange: Exchange, start: int, chunk_ends: Optional[List[Tuple[int, int]]]) -> Tuple[Sequence[int], Sequence[float]]:
-    """Places in the body and when they had arrived: the end of each chunk, or of each piece where there are no chunks."""
-    if chunk_ends is None:
-        first = bisect.bisect_right(exchange.ends, start)
-        return [end - start for end in exchange.ends[first:]], exchange.at_s[first:]
-    marks, at_s, piece, ends, stamps = [], [], 0, exchange.ends, exchange.at_s
-    for raw_end, body_end in chunk_ends:
-        while ends[piece] < raw_end:
-            piece += 1
-        marks.append(body_end)
-        at_s.append(stamps[piece])
-    return marks, at_s
+def _arrivals(exchange: Exchange, raw_ends: Sequence[int]) -> List[float]:
+    """When the bytes up to each of these places had arrived."""
+    ends, at_s, find = list(exchange.ends), exchange.at_s, bisect.bisect_left
+    return [at_s[find(ends, raw_end)] for raw_end in raw_ends]
 
 
 def _ungzipped(body: bytes, marks: Sequence[int], at_s: Sequence[float], problem: Optional[str],
@@ -1609,23 +1655,6 @@ class Event(NamedTuple):
 
 def split_events(body: bytes) -> List[Event]:
     """The events of a stream (WHATWG HTML, section 9.2), also a last one without its empty line."""
-    if b"\r" in body or body[:3] == codecs.BOM_UTF8:
-        return _careful_events(body, 0)
-    events: List[Event] = []
-    position = 0
-    for block in body.split(b"\n\n"):       # nearly all streams: LF only, one data line an event
-        if block[:6] == b"data: " and b"\n" not in block:
-            events.append(Event(block[6:], position + len(block), ""))
-        elif block:
-            events.extend(_careful_events(block, position))
-        position += len(block) + 2
-    return events
-
-
-_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|$)")
-
-
-def _careful_events(body: bytes, offset: int) -> List[Event]:
     events: List[Event] = []
     data: List[bytes] = []
     name, end = "", 0
@@ -1643,12 +1672,28 @@ def _careful_events(body: bytes, offset: int) -> List[Event]:
         value = value[1:] if value[:1] == b" " else value
         if field_name == b"data":
             data.append(value)
-            end = offset + match.end(1)
+            end = match.end(1)
         elif field_name == b"event":
             name = value.decode("utf-8", "replace")
     if data:
         events.append(Event(b"\n".join(data), end, name))
     return events
+
+
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|$)")
+
+
+def plain_events(body: bytes) -> Optional[Tuple[List[bytes], List[int]]]:
+    """The data of every event and where it ends, for a stream of the usual form: LF, one data line an event, no names.
+
+    It is what nearly every stream is, and split_events would say the same of it, ten times slower. None: another form.
+    """
+    if body[:6] != b"data: " or body[-2:] != b"\n\n" or b"\r" in body:
+        return None
+    data = body[6:-2].split(b"\n\ndata: ")
+    if body.count(b"\n") != 2 * len(data):
+        return None
+    return data, [end - 2 for end in itertools.accumulate(len(one) + 8 for one in data)]
 
 
 DONE = b"[DONE]"
@@ -1663,34 +1708,41 @@ class Message(NamedTuple):
     problem: Optional[str]
 
 
-def read_messages(response: Response) -> Tuple[List[Message], bool]:
-    """The stream's messages in order, and whether its bytes were damaged (no UTF-8: kept as surrogate escapes)."""
+def read_messages(response: Response) -> Tuple[Iterable[Tuple[Any, Optional[float], str, Optional[str]]], bool]:
+    """The stream's messages in order (as Message or a tuple like it), and whether its bytes were damaged (no UTF-8: kept
+    as surrogate escapes)."""
+    plain = plain_events(response.body)
+    if plain is not None:
+        data, ends = plain
+        if data[-1] == DONE:
+            del data[-1], ends[-1]
+        text, damaged = _text_or_escaped(b",".join(data))
+        try:
+            values = _JSON.decode(f"[{text}]")      # one call for the whole stream costs a third of a call an event
+        except (ValueError, RecursionError):
+            values = []
+        if len(values) == len(data):
+            return zip(values, _stamps(ends, response), itertools.repeat(""), itertools.repeat(None)), damaged
     events = [event for event in split_events(response.body) if event.data.strip() != DONE]
-    stamps = _stamps(events, response)
-    try:
-        text, damaged = b",".join([event.data for event in events]).decode("utf-8"), False
-    except UnicodeDecodeError:
-        text, damaged = b",".join([event.data for event in events]).decode("utf-8", "surrogateescape"), True
-    try:
-        values = _JSON.decode(f"[{text}]")  # one call for the whole stream costs a third of a call an event
-    except (ValueError, RecursionError):
-        values = []
-    if len(values) == len(events):
-        return [Message(value, at_s, event.name, None) for value, at_s, event in zip(values, stamps, events)], damaged
+    stamps = _stamps([event.end for event in events], response)
+    damaged = _text_or_escaped(response.body)[1]
     return [message for event, at_s in zip(events, stamps) for message in _one_by_one(event, at_s)], damaged
+
+
+def _text_or_escaped(data: bytes) -> Tuple[str, bool]:
+    try:
+        return data.decode("utf-8"), False
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "surrogateescape"), True
 
 
 _JSON = json.JSONDecoder(parse_constant=lambda name: None)      # NaN and Infinity are no numbers here
 
 
-def _stamps(events: Sequence[Event], response: Response) -> List[Optional[float]]:
-    stamps: List[Optional[float]] = []
-    mark, marks, at_s = 0, response.marks, response.at_s
-    for event in events:
-        while mark < len(marks) and marks[mark] < event.end:
-            mark += 1
-        stamps.append(at_s[mark] if mark < len(marks) else None)
-    return stamps
+def _stamps(ends: Sequence[int], response: Response) -> List[Optional[float]]:
+    """When the bytes up to each place in the body had arrived; None for places behind the last that did."""
+    marks, at_s, find = response.marks, [*response.at_s, None], bisect.bisect_left
+    return [at_s[find(marks, end)] for end in ends]
 
 
 def _one_by_one(event: Event, at_s: Optional[float]) -> List[Message]:
@@ -1702,6 +1754,9 @@ def _one_by_one(event: Event, at_s: Optional[float]) -> List[Message]:
         if len(lines) > 1 or (lines and lines[0] != event.data):
             return [message for line in lines for message in _one_by_one(event._replace(data=line), at_s)]
         return [Message(None, at_s, event.name, f"an event is no JSON ({error.__class__.__name__})")]
+
+
+_BESIDE_CHOICES = frozenset(("usage", "timings", "metrics", "sglext"))
 
 
 class _Draft:
@@ -1720,19 +1775,19 @@ class _Draft:
         self.extras: Dict[str, Any] = {}
         self.error: Optional[str] = None
 
-    def take(self, message: Message) -> None:
-        """Read one message."""
-        value = message.value
+    def take(self, value: Any, at_s: Optional[float], name: str, problem: Optional[str]) -> None:
+        """Read one message. Runs once a chunk, so the usual chunk's way through it is short."""
         if not isinstance(value, dict):
-            self.error = self.error or message.problem or "an event is no JSON object"
+            self.error = self.error or problem or "an event is no JSON object"
             return
-        if value.get("error") or message.name == "error" or value.get("object") == "error":
+        if name == "error" or value.get("error") or value.get("object") == "error":
             self.error = self.error or f"the server reported: {error_text(value)}"
             return
-        self.take_extras(value)
+        if not _BESIDE_CHOICES.isdisjoint(value):
+            self.take_extras(value)
         choices = value.get("choices")
-        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-            self.take_choice(choices[0], message.at_s)
+        if choices and isinstance(choices, list) and isinstance(choices[0], dict):
+            self.take_choice(choices[0], at_s)
 
     def take_extras(self, value: Mapping[str, Any]) -> None:
         """Keep what stands beside the choices: the usage and what the engine adds."""
@@ -1744,31 +1799,36 @@ class _Draft:
 
     def take_choice(self, choice: Mapping[str, Any], at_s: Optional[float]) -> None:
         """Read one chunk's choice: its text on any channel, its token ids, its finish reason."""
-        delta = choice.get("delta") or choice.get("message")
+        delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
         ids = choice.get("token_ids")
-        if isinstance(delta, dict):
-            answered = self.take_text(delta)
-        else:
-            answered = self._keep(self.content, choice.get("text"))
+        answered = self.take_text(delta) if isinstance(delta, dict) else None
         if answered is not None and at_s is not None:
             if not self.chunk_at_s:
                 self.first_chunk_tokens = len(ids) if isinstance(ids, list) and ids else None
             self.chunk_at_s.append(at_s)
             if answered and self.first_answer_s is None:
                 self.first_answer_s = at_s
-        if isinstance(ids, list):
+        if ids and isinstance(ids, list):
             self.token_ids += [token for token in ids if isinstance(token, int)]
         if isinstance(choice.get("finish_reason"), str):
             self.finish_reason = choice["finish_reason"]
 
     def take_text(self, delta: Mapping[str, Any]) -> Optional[bool]:
         """Keep a delta's text. True: it holds a piece of the answer; False: only of the reasoning; None: nothing."""
-        answered = self._keep(self.content, delta.get("content"))
-        thought = self._keep(self.reasoning, delta.get("reasoning_content") or delta.get("reasoning"))
-        calls = delta.get("tool_calls")
-        if calls:
-            answered = self.take_calls(calls) or answered
-        return True if answered else False if thought else None
+        answered = None
+        content = delta.get("content")
+        if content and isinstance(content, str):
+            self.content.append(content)
+            answered = True
+            if len(delta) == 1:
+                return True
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        if thought and isinstance(thought, str):
+            self.reasoning.append(thought)
+            answered = answered or False
+        if delta.get("tool_calls"):
+            answered = self.take_calls(delta["tool_calls"]) or answered
+        return answered
 
     def take_calls(self, calls: Any) -> Optional[bool]:
         """Keep pieces of tool calls, joined by their index."""
@@ -1783,13 +1843,6 @@ class _Draft:
                 piece = function.get(key)
                 found = self._keep(parts[slot], _json_text(piece) if isinstance(piece, dict) else piece) or found
         return found
-
-    @staticmethod
-    def _keep(texts: List[str], text: Any) -> Optional[bool]:
-        if isinstance(text, str) and text:
-            texts.append(text)
-            return True
-        return None
 
 
 def error_text(value: Any) -> str:
@@ -1821,7 +1874,7 @@ def read_reply(exchange: Exchange, prompt_id: str, repeat: int = 0) -> Reply:
     elif streamed:
         messages, damaged = read_messages(response)
         for message in messages:
-            draft.take(message)
+            draft.take(*message)
         error = _stream_error(draft, error)
     elif response.status:
         damaged, error = _take_whole(draft, response, error)
@@ -1858,7 +1911,7 @@ def _take_whole(draft: _Draft, response: Response, error: Optional[str]) -> Tupl
         value = _JSON.decode(text)
     except (ValueError, RecursionError):
         return damaged, error or body_error(response)
-    draft.take(Message(value, None, "", None))
+    draft.take(value, None, "", None)
     choice = _first_choice(value)
     if isinstance(choice.get("meta_info"), dict):
         draft.extras["meta_info"] = choice["meta_info"]
@@ -2297,6 +2350,7 @@ class Remark:
     sentence: str
     remedy: str = ""
     grave: bool = False
+    about: str = ""         # the server or the workload that it is about; "": all of them
 
     def caveat(self) -> Caveat:
         """The remark as a caveat of the run."""
@@ -2370,7 +2424,7 @@ def unreachable_hint(origin: Origin, error: str) -> str:
     if "TLS" in error or "certificate" in error:
         other = "http" if origin.scheme == "https" else "https"
         return "give the authority's certificate with --cafile FILE" if "certificate" in error else f"try {other}://{origin.netloc}"
-    if "not HTTP" in error or "without an answer" in error:
+    if "not HTTP" in error or "without an answer" in error or "reset" in error:
         return f"is it an HTTP server? If it speaks TLS, use https://{origin.netloc}"
     return "start the server, or check host and port"
 
@@ -2392,7 +2446,7 @@ def identify(client: Client, target: Target, key: Optional[str], options: Any, s
     engine = options.engine or _engine_of(models, response, page)
     facts = _identity_facts(client, base, engine)
     arm = _arm(base, target, options, engine, models, facts, doors, page)
-    return arm, _identity_findings(arm, response, facts)
+    return arm, _identity_remarks(arm, response, facts)
 
 
 def _what_came(response: Response) -> str:
@@ -2554,16 +2608,16 @@ def _kept(source: Mapping[str, Any], *keys: str) -> Dict[str, Any]:
             if key in keys and isinstance(value, (str, int, float, bool))}
 
 
-def _identity_findings(arm: Arm, models_response: Response, facts: Mapping[str, Any]) -> List[Remark]:
-    server, findings = arm.server, []
+def _identity_remarks(arm: Arm, models_response: Response, facts: Mapping[str, Any]) -> List[Remark]:
+    server, remarks = arm.server, []
     if arm.models and server.model not in arm.models and server.engine != "sglang":
-        findings.append(Remark(f"{server.label}: the server lists {', '.join(arm.models[:4])}, not {server.model!r}.",
+        remarks.append(Remark(f"{server.label}: the server lists {', '.join(arm.models[:4])}, not {server.model!r}.",
                                 "llama.cpp answers all the same; vLLM refuses: check --model"))
     if arm.page.problem:
-        findings.append(Remark(f"{server.label}: {arm.page.problem}.", _metrics_remedy(server.engine)))
+        remarks.append(Remark(f"{server.label}: {arm.page.problem}.", _metrics_remedy(server.engine), about=server.label))
     elif server.engine == "vllm" and not any(sample.name.startswith("vllm:") for sample in arm.page.samples):
-        findings.append(Remark(f"{server.label}: the metrics page has no vllm: series.", "start vLLM without --disable-log-stats"))
-    return findings
+        remarks.append(Remark(f"{server.label}: the metrics page has no vllm: series.", "start vLLM without --disable-log-stats", about=server.label))
+    return remarks
 
 
 def _metrics_remedy(engine: str) -> str:
@@ -2574,31 +2628,31 @@ def _metrics_remedy(engine: str) -> str:
 def examine(arms: Sequence[Arm], levels: Sequence[int], longest_prompt_chars: int, max_tokens: int,
             environment: Mapping[str, str]) -> List[Remark]:
     """Everything about a set of servers, the baseline first, that would spoil a comparison; pure."""
-    findings = []
+    remarks = []
     set_proxies = [name for name in PROXY_VARIABLES if environment.get(name)]
     if set_proxies:
-        findings.append(Remark(f"Proxy variables are set ({', '.join(set_proxies)}) and ignored: every request goes straight to its server."))
+        remarks.append(Remark(f"Proxy variables are set ({', '.join(set_proxies)}) and ignored: every request goes straight to its server."))
     base = arms[0].server
     if base.speculating and len(arms) > 1 and not arms[0].own_body:
-        findings.append(Remark(f"The baseline at {base.base_url} speculates itself.", "start it without any drafting option", grave=True))
+        remarks.append(Remark(f"The baseline at {base.base_url} speculates itself.", "start it without any drafting option", grave=True))
     for arm in arms[1:]:
-        findings += _pair_findings(base, arm.server)
+        remarks += _pair_remarks(base, arm.server)
     for arm in arms:
-        findings += _load_findings(arm.server, levels, longest_prompt_chars, max_tokens)
-    return findings
+        remarks += _load_remarks(arm.server, levels, longest_prompt_chars, max_tokens)
+    return remarks
 
 
-def _pair_findings(base: Server, other: Server) -> List[Remark]:
-    findings = []
+def _pair_remarks(base: Server, other: Server) -> List[Remark]:
+    remarks = []
     if other.speculating is False:
-        findings.append(Remark(f"{other.label} at {other.base_url} does not speculate.", _idle_remedy(other.engine), grave=True))
+        remarks.append(Remark(f"{other.label} at {other.base_url} does not speculate.", _idle_remedy(other.engine), True, other.label))
     if _same_address(base, other):
-        findings.append(Remark(f"{other.label} is the same server as the baseline: they are measured one after the other, so that counters stay apart."))
+        remarks.append(Remark(f"{other.label} is the same server as the baseline: they are measured one after the other, so that counters stay apart."))
     for name, mine, theirs in _told_of_both(base, other):
         if mine is not None and theirs is not None and mine != theirs:
-            findings.append(Remark(f"{other.label} has another {name} than the baseline: {theirs} against {mine}.",
-                                    "start both servers alike but for speculation", grave=name == "model"))
-    return findings
+            remarks.append(Remark(f"{other.label} has another {name} than the baseline: {theirs} against {mine}.",
+                                    "start both servers alike but for speculation", name == "model", other.label))
+    return remarks
 
 
 def _told_of_both(base: Server, other: Server) -> List[Tuple[str, Any, Any]]:
@@ -2621,16 +2675,16 @@ def _idle_remedy(engine: str) -> str:
     return {"vllm": "start vLLM with --speculative-config", "sglang": "start SGLang with --speculative-algorithm"}.get(engine, "check its start command")
 
 
-def _load_findings(server: Server, levels: Sequence[int], longest_prompt_chars: int, max_tokens: int) -> List[Remark]:
-    findings = []
+def _load_remarks(server: Server, levels: Sequence[int], longest_prompt_chars: int, max_tokens: int) -> List[Remark]:
+    remarks = []
     if server.slots and max(levels) > server.slots:
-        findings.append(Remark(f"{server.label} answers {server.slots} request{'s' * (server.slots != 1)} at once, fewer than concurrency {max(levels)}: "
-                                "the others wait, and their waiting is in TTFT.", f"use --concurrency {server.slots} or less, or give the server more slots"))
+        remarks.append(Remark(f"{server.label} answers {server.slots} request{'s' * (server.slots != 1)} at once, fewer than concurrency {max(levels)}: "
+                                "the others wait, and their waiting is in TTFT.", f"use --concurrency {server.slots} or less, or give the server more slots", about=server.label))
     about = longest_prompt_chars // 4 + max_tokens      # English has about four characters a token
     if server.context_tokens and about > server.context_tokens:
-        findings.append(Remark(f"{server.label} has {server.context_tokens} tokens of context a request; the longest prompt with its answer takes about {about}.",
-                                "lower --max-tokens, shorten the prompts, or start the server with more context", grave=True))
-    return findings
+        remarks.append(Remark(f"{server.label} has {server.context_tokens} tokens of context a request; the longest prompt with its answer takes about {about}.",
+                                "lower --max-tokens, shorten the prompts, or start the server with more context", True, server.label))
+    return remarks
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -2711,7 +2765,7 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
              ) -> Tuple[List[Arm], Asking, List[Reply], List[Remark]]:
     """One untimed request to every server, until all of them take it: redirects are resolved, a server that still loads is
     waited for, a parameter that one of them refuses is dropped for all. MeasureError where a server cannot be asked at all."""
-    arms, findings = list(arms), []
+    arms, remarks = list(arms), []
     deadline_s = client.clock() + ready_timeout_s
     replies: List[Reply] = []
     place = moves = 0
@@ -2728,7 +2782,7 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
             arms[place] = replace(arm, chat_path=moved, server=replace(arm.server, chat_url=arm.origin.url(moved)))
         elif name:
             asking = _without(asking, name)
-            findings.append(Remark(f"{arm.server.label} refused the parameter {name!r}: it is sent to no server in this run.",
+            remarks.append(Remark(f"{arm.server.label} refused the parameter {name!r}: it is sent to no server in this run.",
                                     "" if name not in _SPOILING else "without it the servers' own defaults apply"))
             place, replies = 0, []
         elif (reply.error or "").startswith("HTTP 503") and client.clock() < deadline_s:
@@ -2738,7 +2792,7 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
             _refuse(arm, reply)
             replies.append(reply)
             place += 1
-    return arms, asking, replies, findings
+    return arms, asking, replies, remarks
 
 
 _SPOILING = ("seed", "top_p", "repetition_penalty", "repeat_penalty", "presence_penalty", "frequency_penalty", "min_p")
@@ -3067,6 +3121,7 @@ LOOP_CHARS = 40         # "........" under a heading is no loop
 LOOP_PROBE_CHARS = 16   # a loop is looked for where the last 16 characters stand once more
 PASSAGE_WORDS = 4       # the shortest passage by which another prompt's answer is recognised
 PASSAGE_LETTERS = 15    # "No, it is not" is four words, and everybody's
+PASSAGE_SURE_WORDS = 20     # "Let me know if you have any other questions" closes many an answer: short proves nothing
 # Words; scripts that are written without blanks count each character as one.
 WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
 
@@ -3222,7 +3277,7 @@ def _kind(baseline: Reply, other: Reply, channel: str, at: int, passages: Passag
     loop = tail_loop(there)
     if loop and not tail_loop(here) and loop.unit * 3 not in here:
         return "loop", f"tail repeats (period {len(loop.unit)}), {loop.copies} copies"
-    owner = _owner_of(there[_word_start(there, at):], baseline, passages)
+    owner = _owner_of(there[_word_start(there, at):], baseline, other, passages)
     if owner:
         return "foreign text", f"as in the baseline's answer to {owner}"
     if at == len(here):
@@ -3332,7 +3387,7 @@ def _word_start(text: str, at: int) -> int:
     return at
 
 
-def _owner_of(tail: str, baseline: Reply, passages: Passages) -> Optional[str]:
+def _owner_of(tail: str, baseline: Reply, other: Reply, passages: Passages) -> Optional[str]:
     """The prompt whose baseline answer most of this tail is taken from, none of it being in the prompt's own answer."""
     if not passages:
         return None
@@ -3347,17 +3402,21 @@ def _owner_of(tail: str, baseline: Reply, passages: Passages) -> Optional[str]:
     if owner is None:
         return None
     letters = sum(len(words[place]) for place in taken[owner])
-    most = 2 * len(taken[owner]) > len(words) or len(taken[owner]) >= 5 * PASSAGE_WORDS
-    return owner if most and letters >= PASSAGE_LETTERS else None
+    if letters < PASSAGE_LETTERS or 2 * len(taken[owner]) <= len(words):
+        return None
+    most_of_the_answer = 2 * len(taken[owner]) > len(_words_of(other))
+    return owner if most_of_the_answer or len(taken[owner]) >= PASSAGE_SURE_WORDS else None
 
 
-def agree(baseline: Pass, other: Pass) -> Agreement:
-    """How far two passes agree: answers paired by prompt and repeat, never by position."""
+def agree(baseline: Pass, other: Pass, passages: Optional[Passages] = None) -> Agreement:
+    """How far two passes agree: answers paired by prompt and repeat, never by position.
+
+    `passages` are those of all the baseline's answers; left out, they are made where something differs.
+    """
     ours, theirs = by_key(baseline.replies), by_key(other.replies)
     left_out = [(key[0], f"no answer from {name}") for side, facing, name in (
         (ours, theirs, other.server), (theirs, ours, baseline.server)) for key in side if key not in facing]
     differences, shares, identical = [], [], 0
-    passages: Optional[Passages] = None
     for key in (key for key in ours if key in theirs):
         reason = incomparable(ours[key], theirs[key])
         if reason:
@@ -3530,7 +3589,7 @@ def wilson(correct: int, of: int, confidence: float = CONFIDENCE) -> Optional[Tu
     share, weight = correct / of, 1 + z * z / of
     middle = (share + z * z / (2 * of)) / weight
     half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of)) / weight
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return 0.0 if not correct else middle - half, 1.0 if correct == of else middle + half
 
 
 def binomial_tail(successes: int, of: int, share: float) -> float:
@@ -3607,14 +3666,30 @@ def _tilted_sum(sizes: Sequence[float], tilt: float) -> float:
     return math.fsum(size * math.tanh(tilt * size) for size in sizes)
 
 
+def null_share(noise: float, excess: float) -> float:
+    """Of the answers that only one of two passes alters, the share that is the second's, if it alters `excess` times as often.
+
+    `noise` is the share of answers that the first alters; "times as often" is meant a token: (1 - noise)^excess stay as they
+    are. With excess 1 this is McNemar's fair coin.
+    """
+    if noise >= 1:
+        return 0.5
+    more = 1 - (1 - noise) ** excess
+    only_second, only_first = more * (1 - noise), noise * (1 - more)
+    return only_second / (only_second + only_first) if only_second + only_first else 0.5
+
+
 @functools.lru_cache(maxsize=None)
-def smallest_detectable(pairs: int, noise: float, alpha: float, power: float = 0.8) -> Optional[float]:
+def smallest_detectable(pairs: int, noise: float, alpha: float, excess: float = 1.0, power: float = 0.8) -> Optional[float]:
     """The smallest share of altered answers that McNemar's test would notice with this power, 0..1. None: not even all.
 
-    `noise` is the share of answers that differ without any fault; a fault is taken to alter an answer regardless of it.
+    `noise` is the share of answers that differ without any fault, up to `excess` times as often is tolerated, and a fault is
+    taken to alter an answer regardless of it.
     """
+    coin = null_share(noise, excess)
+
     def notices(altered: float) -> bool:
-        return _mcnemar_power(pairs, noise, noise + (1 - noise) * altered, alpha) >= power
+        return _mcnemar_power(pairs, noise, noise + (1 - noise) * altered, coin, alpha) >= power
 
     if not pairs or not notices(1.0):
         return None
@@ -3625,23 +3700,24 @@ def smallest_detectable(pairs: int, noise: float, alpha: float, power: float = 0
     return high
 
 
-def _mcnemar_power(pairs: int, noise: float, differing: float, alpha: float) -> float:
+def _mcnemar_power(pairs: int, noise: float, differing: float, coin: float, alpha: float) -> float:
     """Probability that the one-sided exact test reaches `alpha`, the two kinds of difference being independent."""
     more, fewer = differing * (1 - noise), noise * (1 - differing)
     discordant = more + fewer
     if discordant <= 0:
         return 0.0
-    return math.fsum(binomial(count, pairs, discordant) * binomial_tail(_critical(count, alpha), count, more / discordant)
+    return math.fsum(binomial(count, pairs, discordant)
+                     * binomial_tail(_critical(count, coin, alpha), count, more / discordant)
                      for count in range(pairs + 1) if binomial(count, pairs, discordant) > 1e-6)
 
 
 @functools.lru_cache(maxsize=None)
-def _critical(tosses: int, alpha: float) -> int:
-    """The fewest heads of a fair coin whose tail is at most alpha (one more than the tosses: none is)."""
+def _critical(tosses: int, coin: float, alpha: float) -> int:
+    """The fewest heads whose tail is at most alpha (one more than the tosses: none is)."""
     tail, heads = 0.0, tosses + 1
-    while heads > 0 and tail + binomial(heads - 1, tosses, 0.5) <= alpha:
+    while heads > 0 and tail + binomial(heads - 1, tosses, coin) <= alpha:
         heads -= 1
-        tail += binomial(heads, tosses, 0.5)
+        tail += binomial(heads, tosses, coin)
     return heads
 
 
@@ -3649,12 +3725,13 @@ def _critical(tosses: int, alpha: float) -> int:
 
 
 class Row(NamedTuple):
-    """One prompt's share in a ratio: amount over time (or a speed over 1) on either side."""
+    """One prompt's share in a ratio: amount over time (or a speed over 1) on either side, and who was asked first."""
 
     baseline_amount: float
     baseline_s: float
     other_amount: float
     other_s: float
+    baseline_first: Optional[bool] = None
 
 
 def ratio_of_sums(rows: Sequence[Row]) -> Optional[Ratio]:
@@ -3662,9 +3739,10 @@ def ratio_of_sums(rows: Sequence[Row]) -> Optional[Ratio]:
 
     The interval is Student's on the logarithm, its standard error from the jackknife (leaving out a prompt at a time), since
     a ratio of sums is no mean. Prompts that take long weigh more, so the degrees of freedom are those of Kish's effective
-    sample size. Coverage is measured in tests/losslessness: 93 to 97 % from 6 prompts on. None: nothing on one side.
+    sample size. What a drifting machine gives to whoever is asked first cancels in the ratio, and is taken out of its error.
+    Coverage is measured in tests/losslessness: 93 to 97 % from 6 prompts on. None: nothing on one side.
     """
-    sums = [math.fsum(column) for column in zip(*rows)]
+    sums = [math.fsum(column) for column in zip(*(row[:4] for row in rows))]
     if not rows or min(sums) <= 0:
         return None
     value = math.exp(_log_ratio(sums))
@@ -3684,8 +3762,22 @@ def _half_width(rows: Sequence[Row], sums: Sequence[float]) -> Optional[float]:
         return None
     without = [_log_ratio(rest) for rest in rests]
     centre = math.fsum(without) / len(rows)
-    error = math.sqrt((len(rows) - 1) / len(rows) * math.fsum((one - centre) ** 2 for one in without))
-    return student_quantile(_effective_rows(rows, sums) - 1) * error
+    deviations = [one - centre for one in without]
+    taken = _take_out_order(deviations, [row.baseline_first for row in rows])
+    spread = math.fsum(one * one for one in deviations) * (len(rows) - 1) / (len(rows) - 1 - taken)
+    freedom = _effective_rows(rows, sums) - 1 - taken
+    return student_quantile(freedom) * math.sqrt((len(rows) - 1) / len(rows) * spread)
+
+
+def _take_out_order(deviations: List[float], baseline_first: Sequence[Optional[bool]]) -> int:
+    """Removes from the deviations what goes with the order of asking; the degrees of freedom that took (0 or 1)."""
+    if len(deviations) < 2 * FEWEST_PAIRS or None in baseline_first or len(set(baseline_first)) < 2:
+        return 0
+    middle = sum(map(bool, baseline_first)) / len(deviations)
+    signs = [first - middle for first in map(bool, baseline_first)]
+    slope = math.fsum(map(operator.mul, signs, deviations)) / math.fsum(sign * sign for sign in signs)
+    deviations[:] = [one - slope * sign for one, sign in zip(deviations, signs)]
+    return 1
 
 
 def _effective_rows(rows: Sequence[Row], sums: Sequence[float]) -> float:
@@ -3729,18 +3821,37 @@ def _student_within(t: float, freedom: int) -> float:
 def decode_ratio(baseline: Iterable[Reply], other: Iterable[Reply]) -> Optional[Ratio]:
     """Mean decode speed of the other server over the baseline's, on the prompts that both answered.
 
-    Repeats of a prompt are averaged first: they are one pair. None: not streamed, or tokens not counted.
+    Repeats of a prompt are averaged first: they are one pair. Repeats that came from a cache are left out: a drafter that
+    remembers has seen them. None: not streamed, or tokens not counted.
     """
-    ours, theirs = _speeds_by_prompt(baseline), _speeds_by_prompt(other)
-    return ratio_of_sums([Row(ours[key], 1.0, theirs[key], 1.0) for key in ours if key in theirs])
+    ours, theirs = (_by_prompt(side, _fresh_speed) for side in (baseline, other))
+    return ratio_of_sums([Row(_mean_amount(ours[key]), 1.0, _mean_amount(theirs[key]), 1.0,
+                              _asked_first(ours[key], theirs[key])) for key in ours if key in theirs])
 
 
-def _speeds_by_prompt(replies: Iterable[Reply]) -> Dict[str, float]:
-    speeds: Dict[str, List[float]] = {}
+def _by_prompt(replies: Iterable[Reply], number: Callable[[Reply], Optional[float]]) -> Dict[str, List[Reply]]:
+    """The completed replies for which this number is known, by prompt."""
+    found: Dict[str, List[Reply]] = {}
     for reply in replies:
-        if reply.ok and reply.decode_tokens_per_s is not None:
-            speeds.setdefault(reply.prompt_id, []).append(reply.decode_tokens_per_s)
-    return {key: math.fsum(values) / len(values) for key, values in speeds.items()}
+        if reply.ok and number(reply) is not None:
+            found.setdefault(reply.prompt_id, []).append(reply)
+    return found
+
+
+def _fresh_speed(reply: Reply) -> Optional[float]:
+    cached = reply.repeat > 0 and 2 * (reply.cached_tokens or 0) > (reply.prompt_tokens or 0)
+    return None if cached else reply.decode_tokens_per_s
+
+
+def _mean_amount(replies: Sequence[Reply]) -> float:
+    return math.fsum(reply.decode_tokens_per_s or 0.0 for reply in replies) / len(replies)
+
+
+def _asked_first(baseline: Sequence[Reply], other: Sequence[Reply]) -> Optional[bool]:
+    """Whether the baseline was asked a prompt before the other was; None: unknown, or over several repeats neither."""
+    if len(baseline) > 1 or len(other) > 1 or baseline[0].sent_s is None or other[0].sent_s is None:
+        return None
+    return baseline[0].sent_s < other[0].sent_s
 
 
 def throughput_ratio(baseline: Pass, other: Pass) -> Optional[Ratio]:
@@ -3752,20 +3863,21 @@ def throughput_ratio(baseline: Pass, other: Pass) -> Optional[Ratio]:
     if not baseline.output_tokens_per_s or not other.output_tokens_per_s:
         return None
     value = other.output_tokens_per_s / baseline.output_tokens_per_s
-    ours, theirs = _work_by_prompt(baseline.replies), _work_by_prompt(other.replies)
-    by_prompt = ratio_of_sums([Row(*ours[key], *theirs[key]) for key in ours if key in theirs])
+    ours, theirs = (_by_prompt(side.replies, _timed_tokens) for side in (baseline, other))
+    rows = [Row(*_work(ours[key]), *_work(theirs[key]), _asked_first(ours[key], theirs[key])) for key in ours if key in theirs]
+    by_prompt = ratio_of_sums(rows)
     if by_prompt is None or by_prompt.low is None or by_prompt.high is None:
-        return Ratio(value, None, None, by_prompt.pairs if by_prompt else 0)
-    return Ratio(value, value * by_prompt.low / by_prompt.value, value * by_prompt.high / by_prompt.value, by_prompt.pairs)
+        return Ratio(value, None, None, len(rows))
+    return Ratio(value, value * by_prompt.low / by_prompt.value, value * by_prompt.high / by_prompt.value, len(rows))
 
 
-def _work_by_prompt(replies: Iterable[Reply]) -> Dict[str, Tuple[float, float]]:
-    work: Dict[str, Tuple[float, float]] = {}
-    for reply in replies:
-        if reply.ok and reply.completion_tokens is not None and reply.e2el_s is not None:
-            tokens, seconds = work.get(reply.prompt_id, (0.0, 0.0))
-            work[reply.prompt_id] = (tokens + reply.completion_tokens, seconds + reply.e2el_s)
-    return work
+def _timed_tokens(reply: Reply) -> Optional[float]:
+    return None if reply.e2el_s is None else reply.completion_tokens
+
+
+def _work(replies: Sequence[Reply]) -> Tuple[float, float]:
+    """Tokens, and seconds to the ends of the answers."""
+    return (math.fsum(reply.completion_tokens or 0 for reply in replies), math.fsum(reply.e2el_s or 0.0 for reply in replies))
 
 
 def half_width(ratio: Optional[Ratio]) -> Optional[float]:
@@ -3778,7 +3890,7 @@ def half_width(ratio: Optional[Ratio]) -> Optional[float]:
 def precise_enough(ratio: Optional[Ratio], precision: float) -> bool:
     """Whether measuring may stop: the interval's half width is at most `precision` (0.02: 2 %) of the ratio."""
     half = half_width(ratio)
-    return half is not None and half <= precision
+    return half is not None and half <= precision * (1 + 1e-9)
 
 
 def pairs_needed(ratio: Optional[Ratio], precision: Optional[float] = None, against: float = 1.0) -> Optional[int]:
@@ -3813,14 +3925,17 @@ FAR_RULERS, FAR_NATS = 10, 0.15     # beyond this many (and nats) rounding does 
 BLIND_NEAR_NATS, BLIND_FAR_NATS = 0.25, 1.0     # without a ruler: bfloat16 has moved logits by an eighth and a quarter
 LONE_RULERS, LONE_NATS = 50, 1.0    # one fork so far down needs no company
 STRAY_SHARE = 0.005     # of an honest server's forks, what may lie far all the same (a routing flip, an expert changed)
+WIDE_SHARE = 0.02       # of an honest server's forks, what may lie beyond a near tie
+EXCESS = 1.25           # verifying may round so many times as often as batching does (published: 68 % against 73 %)
 FEWEST_POSITIONS = 30   # a ruler of fewer is none
+FEWEST_TO_CONDEMN, OTHER_FUNCTION_NATS = 100, 0.3   # tenths of a nat, over enough positions: not the same function
 FEWEST_FLOOR_PAIRS = 12
 FEWEST_TEXTS = 6
 # Of an honest server's differences, the share that look like each damage: a small model loops by itself, and the end of
 # an answer is a near tie more often than its middle. (Seen on real servers: one loop and one surplus in about 40 forks.)
 DAMAGE = {"loop": 0.03, "surplus": 0.03, "foreign text": 0.003, "empty": 0.003, "lost arguments": 0.003,
           "special tokens": 0.0003}
-ROUNDING_LEADS_TO = ("loop", "surplus", "empty")    # damage that a near tie can start
+ROUNDING_LEADS_TO = ("loop", "surplus", "empty", "foreign text")    # damage that a near tie can start
 
 
 @dataclass(frozen=True)
@@ -3850,8 +3965,9 @@ def judge_answers(evidence: Evidence) -> Finding:
     if not agreement.pairs:
         return Finding("cannot tell", ("no pair of answers could be compared",))
     if agreement.identical == agreement.pairs:
-        return Finding("identical", (f"all {_of(agreement)} answers are the same, byte for byte",), _ruler_caveat(ruler))
-    seen = (f"{_of(agreement)} answers are the same{_floor_words(evidence.floor)}",)
+        words = f"{_of(agreement)} answers are the same, byte for byte{_left_out_words(agreement)}"
+        return Finding("identical", (words,), _ruler_caveat(ruler))
+    seen = (f"{_of(agreement)} answers are the same{_floor_words(evidence.floor)}{_left_out_words(agreement)}",)
     changed = tuple(filter(None, (_damage(evidence), _other_function(ruler), _far_forks(evidence), _other_text(evidence),
                                   _accuracy_lost(evidence), _beyond_floor(evidence))))
     if changed:
@@ -3876,6 +3992,11 @@ def _floor_words(floor: Optional[Agreement]) -> str:
     return "" if floor is None or not floor.pairs else f"; the baseline equals itself in {_of(floor)}"
 
 
+def _left_out_words(agreement: Agreement) -> str:
+    count = len(agreement.incomparable)
+    return f"; {count} could not be compared ({agreement.incomparable[0][1]})" if count else ""
+
+
 # --- Damage: what rounding does not do, or not so often
 
 
@@ -3884,7 +4005,7 @@ def _damage(evidence: Evidence) -> Optional[str]:
     found = []
     for kind, usual in DAMAGE.items():
         damaged = [one for one in evidence.agreement.differences if _is_damage(one, kind, evidence.ruler)]
-        if damaged and _more_than_usual(damaged, max(usual, _habit(kind, evidence)), evidence):
+        if damaged and _more_than_usual(damaged, _usual(kind, usual, evidence), evidence) and _beyond_the_floors(kind, damaged, evidence):
             found.append(f"{len(damaged)} of {evidence.agreement.pairs} answers: {kind} ({_place(damaged[0])})")
     return "; ".join(found) or None
 
@@ -3898,11 +4019,19 @@ def _is_damage(difference: Difference, kind: str, ruler: Optional[Ruler]) -> boo
     return not (kind in ROUNDING_LEADS_TO and near_tie)
 
 
-def _habit(kind: str, evidence: Evidence) -> float:
-    """How often the baseline does the same to itself: share of the floor's differences, or of its own looping answers."""
-    floor = evidence.floor.differences if evidence.floor else ()
-    share = sum(one.kind == kind for one in floor) / len(floor) if floor else 0.0
-    return max(share, evidence.baseline_loops if kind == "loop" else 0.0)
+def _usual(kind: str, share: float, evidence: Evidence) -> float:
+    """The share of an honest server's differences that look like this: a model that loops by itself loops here, too."""
+    return max(share, evidence.baseline_loops) if kind == "loop" else share
+
+
+def _beyond_the_floors(kind: str, damaged: Sequence[Difference], evidence: Evidence) -> bool:
+    """Whether the baseline does the same to itself less often, beyond chance."""
+    floor = evidence.floor
+    if floor is None or not floor.pairs:
+        return True
+    own = sum(_is_damage(one, kind, evidence.ruler) for one in floor.differences)
+    fair = evidence.agreement.pairs / (evidence.agreement.pairs + floor.pairs)
+    return not own or binomial_tail(len(damaged), len(damaged) + own, fair) <= ALPHA
 
 
 def _more_than_usual(damaged: Sequence[Difference], usual: float, evidence: Evidence) -> bool:
@@ -3933,12 +4062,15 @@ def _usable(ruler: Optional[Ruler]) -> bool:
 
 
 def _other_function(ruler: Optional[Ruler]) -> Optional[str]:
-    """The two servers do not compute the same function: rounding moves no typical log-probability by tenths of a nat."""
-    if not _usable(ruler) or not (ruler.median_nats >= 0.1 or ruler.p99_nats >= 0.3 and ruler.median_nats >= 0.01):
+    """The two servers do not compute the same function: rounding does not move log-probabilities by tenths of a nat.
+
+    The 99th percentile tells, not the middle: most positions are all but certain, whatever the weights.
+    """
+    if ruler is None or ruler.positions < FEWEST_TO_CONDEMN or ruler.p99_nats < OTHER_FUNCTION_NATS:
         return None
     return (f"these two servers do not compute the same function: over {ruler.positions} positions with the same text the "
-            f"log-probabilities differ by {ruler.median_nats:.2g} nats in the middle and {ruler.p99_nats:.2g} at the 99th "
-            "percentile (other weights, quantisation or template?)")
+            f"log-probabilities differ by {ruler.p99_nats:.2g} nats at the 99th percentile and {ruler.max_nats:.2g} at most "
+            "(other weights, quantisation or template?)")
 
 
 def _ruler_caveat(ruler: Optional[Ruler]) -> Tuple[Caveat, ...]:
@@ -3951,14 +4083,15 @@ def _margins(evidence: Evidence) -> List[float]:
 
 
 def _far_forks(evidence: Evidence) -> Optional[str]:
-    margins, limit = _margins(evidence), far_nats(evidence.ruler)
-    far = [margin for margin in margins if margin > limit]
+    """More forks lie beyond a near tie, or far beyond, than rounding leaves there; or one lies beyond all reach."""
+    margins, near, far = _margins(evidence), near_nats(evidence.ruler), far_nats(evidence.ruler)
     lone = max(LONE_NATS, LONE_RULERS * evidence.ruler.p99_nats) if _usable(evidence.ruler) else 4 * BLIND_FAR_NATS
-    many = binomial_tail(len(far), len(margins), STRAY_SHARE) <= ALPHA / 5
-    if not far or not (many or max(far) >= lone):
-        return None
-    return (f"{len(far)} of {len(margins)} forks take a token far below the baseline's own choice (up to {max(far):.2g} nats; "
-            f"rounding on this pair does not reach {limit:.2g})")
+    for limit, usual in ((far, STRAY_SHARE), (near, WIDE_SHARE)):
+        beyond = [margin for margin in margins if margin > limit]
+        if beyond and (max(beyond) >= lone or binomial_tail(len(beyond), len(margins), usual) <= ALPHA / 5):
+            return (f"{len(beyond)} of {len(margins)} forks asked about take a token more than {limit:.2g} nats below the "
+                    f"baseline's own choice (up to {max(beyond):.2g}): rounding on this pair does not reach so far")
+    return None
 
 
 def _margin_word(evidence: Evidence) -> Optional[Finding]:
@@ -3969,7 +4102,7 @@ def _margin_word(evidence: Evidence) -> Optional[Finding]:
     near, far = near_nats(evidence.ruler), far_nats(evidence.ruler)
     beyond = sum(margin > near for margin in margins)
     known = f"{len(margins) - beyond} of {len(margins)} forks asked about are near ties (within {near:.2g} nats)"
-    if max(margins) > far or beyond and binomial_tail(beyond, len(margins), 4 * STRAY_SHARE) <= ALPHA:
+    if max(margins) > far or beyond and binomial_tail(beyond, len(margins), WIDE_SHARE) <= ALPHA:
         return Finding("cannot tell", (f"{known}; the widest margin is {max(margins):.2g} nats, which is neither rounding "
                                        "for certain nor proof of a fault",))
     caveats = () if _usable(evidence.ruler) else (Caveat(
@@ -4015,18 +4148,37 @@ def _beyond_floor(evidence: Evidence) -> Optional[str]:
 
     Where enough forks have margins they decide: verifying several tokens at once may round more often than batching does.
     """
-    if not _floor_shows(evidence) or _margin_word(evidence):
+    floor = evidence.floor
+    if floor is None or not _floor_shows(evidence) or _margin_word(evidence):
         return None
-    counts = discordance(evidence.agreement, evidence.floor)
-    p = binomial_tail(counts.only_other, counts.only_other + counts.only_floor, 0.5)
-    if counts.only_other > counts.only_floor and p <= ALPHA / TESTS:
+    counts = discordance(evidence.agreement, floor)
+    coin = null_share(1 - floor.identical / floor.pairs, EXCESS)
+    p = binomial_tail(counts.only_other, counts.only_other + counts.only_floor, coin)
+    if p <= ALPHA / TESTS:
         return (f"{counts.only_other} answers differ only from the speculative server's, {counts.only_floor} only from the "
-                f"baseline's own second (McNemar, exact: p = {2 * p:.2g})")
-    p = sign_flip_p(counts.share_losses) / 2
-    if sum(counts.share_losses) > 0 and p <= ALPHA / TESTS:
-        return (f"{_percent(evidence.agreement.prefix_agreement)} of the baseline's text is reproduced before the first "
-                f"difference, {_percent(evidence.floor.prefix_agreement)} by the baseline itself (sign flips: p = {2 * p:.2g})")
-    return None
+                f"baseline's own second (McNemar, exact: p = {mcnemar_p(counts.only_other, counts.only_floor):.2g})")
+    return _less_reproduced(evidence.agreement, floor, counts.share_losses)
+
+
+def _less_reproduced(agreement: Agreement, floor: Agreement, losses: Sequence[float]) -> Optional[str]:
+    """Less of the text is reproduced than rounding, even a little more frequent than the floor's, leaves. None: not shown."""
+    if not losses or floor.prefix_agreement is None:
+        return None
+    tolerated = floor.prefix_agreement - prefix_at(floor.prefix_agreement, EXCESS)
+    beyond = [loss - tolerated for loss in losses]
+    if math.fsum(beyond) <= 0 or sign_flip_p(beyond) / 2 > ALPHA / TESTS:
+        return None
+    return (f"{_percent(agreement.prefix_agreement)} of the baseline's text is reproduced before the first difference, "
+            f"{_percent(floor.prefix_agreement)} by the baseline itself (sign flips: p = {sign_flip_p(losses):.2g})")
+
+
+def prefix_at(prefix_agreement: float, excess: float) -> float:
+    """The prefix agreement, 0..1, if forks came `excess` times as often: (1 - e^-x) / x with x forks to be expected a text."""
+    low, high = 1e-9, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if -math.expm1(-middle) / middle > prefix_agreement else (low, middle)
+    return min(prefix_agreement, -math.expm1(-excess * low) / (excess * low))
 
 
 def _other_text(evidence: Evidence) -> Optional[str]:
@@ -4069,8 +4221,8 @@ def _power_caveat(evidence: Evidence) -> Tuple[Caveat, ...]:
     share = smallest_change(evidence)
     if share is not None and share <= 0.25:
         return ()
-    unseen = "could not have been noticed" if share is None else f"below {_percent(share)} of the answers would likely go unnoticed"
-    return (Caveat(f"With this few prompts and this much noise a fault {unseen}.", "Measure more prompts, or get logprobs."),)
+    unseen = "could not have been noticed" if share is None else f"in less than {_percent(share)} of them may go unnoticed"
+    return (Caveat(f"With so few answers and so much noise a fault {unseen}.", "Measure more prompts, or get logprobs."),)
 
 
 def smallest_change(evidence: Evidence) -> Optional[float]:
@@ -4087,7 +4239,7 @@ def smallest_change(evidence: Evidence) -> Optional[float]:
     if not _floor_shows(evidence):
         return None
     noise = 1 - evidence.floor.identical / evidence.floor.pairs
-    return smallest_detectable(pairs, round(noise, 3), ALPHA / TESTS)
+    return smallest_detectable(pairs, round(noise, 2), ALPHA / TESTS, EXCESS)
 
 
 # --- Accuracy
@@ -4189,13 +4341,13 @@ def speed_obstacle(baseline: Pass, other: Pass, agreement: Agreement) -> Optiona
     for one in (baseline, other):
         if not one.completed:
             return f"{one.server} completed nothing"
-        if one.output_tokens is None and not _speeds_by_prompt(one.replies):
+        if one.output_tokens is None and not any(reply.decode_tokens_per_s for reply in one.completed):
             return f"{one.server} did not count its tokens"
     loops = sum(one.kind == "loop" for one in agreement.differences)
     if 10 * loops >= agreement.pairs > 0 and loops > 1 or loops == agreement.pairs == 1:
         return f"{loops} of {agreement.pairs} speculative answers run in a loop: its tokens are not the baseline's"
-    ours, theirs = _work_by_prompt(baseline.replies), _work_by_prompt(other.replies)
-    tokens = [math.fsum(side[key][0] for key in ours if key in theirs) for side in (ours, theirs)]
+    ours, theirs = (_by_prompt(side.replies, _timed_tokens) for side in (baseline, other))
+    tokens = [math.fsum(_work(side[key])[0] for key in ours if key in theirs) for side in (ours, theirs)]
     if min(tokens) > 0 and max(tokens) > 2 * min(tokens):
         return f"the answers are not alike: {tokens[0]:.0f} tokens against {tokens[1]:.0f} on the same prompts"
     return None
@@ -4248,15 +4400,18 @@ def margin_from_logprobs(entries: Entries, prefix: str, other_text: str) -> Opti
     did not come by the same way this time, or logprobs are missing there.
     """
     wanted, shared = text_bytes(other_text), len(text_bytes(prefix))
+    parted = shared + len(text_bytes(other_text[len(prefix):len(prefix) + 1]))      # whole characters: tokens may split one
     at = 0
+    spanning: List[float] = []
     for entry in entries:
         token = _token_bytes(entry)
-        if wanted[at:at + len(token)] == token and at + len(token) <= len(wanted) and token:
-            at += len(token)
-            if at > shared:
-                return 0.0
-            continue
-        return None if at + len(token) < shared else _margin_at(entry, wanted[at:])
+        if not token or wanted[at:at + len(token)] != token:
+            margins = spanning + _margins_at(entry, wanted[at:])
+            return min(margins) if margins and at + len(token) >= shared else None
+        spanning += _spanning_margins(entry, wanted[at:], shared - at)
+        at += len(token)
+        if at >= parted > shared:
+            return 0.0
     return None
 
 
@@ -4265,15 +4420,28 @@ def _token_bytes(entry: Mapping[str, Any]) -> bytes:
     return bytes(listed) if isinstance(listed, list) else text_bytes(str(entry.get("token", "")))
 
 
-def _margin_at(entry: Mapping[str, Any], continuation: bytes) -> Optional[float]:
-    own, listed = _logprob(entry), [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None]
+def _margins_at(entry: Mapping[str, Any], continuation: bytes) -> List[float]:
+    """The margin of the longest listed token that the other's text goes on with; else of the last listed. Empty: unknown."""
+    own, listed = _logprob(entry), _alternatives(entry)
     if own is None or not listed:
-        return None
-    matching = [one for one in listed if _token_bytes(one) != _token_bytes(entry) and _continues(one, continuation)]
+        return []
+    matching = [one for one in listed if _continues(one, continuation)]
     if matching:
-        return max(0.0, own - max(matching, key=lambda one: len(_token_bytes(one)))["logprob"])
+        return [max(0.0, own - max(matching, key=lambda one: len(_token_bytes(one)))["logprob"])]
     # The end of an answer has no text to look for; it is not always listed by a name that we know.
-    return max(0.0, own - min(one["logprob"] for one in listed)) if continuation else None
+    return [max(0.0, own - min(one["logprob"] for one in listed))] if continuation else []
+
+
+def _spanning_margins(entry: Mapping[str, Any], continuation: bytes, shared: int) -> List[float]:
+    """Margins of listed tokens that begin where the baseline's own does and reach past the fork: `**:` against `**`."""
+    own = _logprob(entry)
+    return [max(0.0, own - one["logprob"]) for one in _alternatives(entry)
+            if own is not None and len(_token_bytes(one)) > shared and continuation and _continues(one, continuation)]
+
+
+def _alternatives(entry: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    own = _token_bytes(entry)
+    return [one for one in entry.get("top_logprobs") or () if _logprob(one) is not None and _token_bytes(one) != own]
 
 
 def _continues(entry: Mapping[str, Any], continuation: bytes) -> bool:
@@ -4549,8 +4717,9 @@ def _timed(run: Run, workload: str, concurrency: int, server: str) -> Pass:
 
 def _compare_cell(run: Run, workload: str, concurrency: int, label: str) -> Comparison:
     baseline, other = _timed(run, workload, concurrency, baseline_label(run)), _timed(run, workload, concurrency, label)
-    agreement = _with_margins(agree(baseline, other), run, other)
-    floor, floor_concurrency, itself = _floor(run, baseline)
+    passages = passages_of(baseline.completed)
+    agreement = _with_margins(agree(baseline, other, passages), run, other)
+    floor, floor_concurrency, itself = _floor(run, baseline, passages)
     evidence = _evidence(run, baseline, other, agreement, floor)
     speeds = Speeds(throughput_ratio(baseline, other), decode_ratio(baseline.replies, other.replies), itself)
     speed, answers = judge_speed(speeds, speed_obstacle(baseline, other, agreement)), judge_answers(evidence)
@@ -4560,7 +4729,8 @@ def _compare_cell(run: Run, workload: str, concurrency: int, label: str) -> Comp
         agreement=agreement, floor=floor, floor_concurrency=floor_concurrency, throughput_ratio=speeds.throughput,
         decode_ratio=speeds.decode, self_ratio=itself,
         verdict=Verdict(speed.word, answers.word, answers.reasons + speed.reasons, answers.caveats + speed.caveats),
-        baseline_accuracy=accuracy(run.prompts, baseline.completed), speculative_accuracy=accuracy(run.prompts, other.completed),
+        baseline_accuracy=accuracy(run.prompts, baseline.completed),
+        speculative_accuracy=accuracy(run.prompts, other.completed),
         ruler=run.rulers.get(label), smallest_change=smallest_change(evidence), why=why)
 
 
@@ -4570,7 +4740,7 @@ def _with_margins(agreement: Agreement, run: Run, other: Pass) -> Agreement:
         replace(one, margin_nats=run.margins.get((*cell, one.prompt_id, one.repeat))) for one in agreement.differences))
 
 
-def _floor(run: Run, baseline: Pass) -> Tuple[Optional[Agreement], Optional[int], Optional[Ratio]]:
+def _floor(run: Run, baseline: Pass, passages: Passages) -> Tuple[Optional[Agreement], Optional[int], Optional[Ratio]]:
     """The baseline against itself on this cell's prompts: the agreement where it differs most, the level of that, the ratio.
 
     Verifying k tokens makes a batch somewhere between the level itself and the highest one, so the noisier floor is the fair
@@ -4579,7 +4749,7 @@ def _floor(run: Run, baseline: Pass) -> Tuple[Optional[Agreement], Optional[int]
     keys = set(by_key(baseline.replies))
     again = [one for one in run.passes if one.purpose == "floor" and (one.server, one.workload) == (
         baseline.server, baseline.workload) and keys & set(by_key(one.replies))]
-    floors = [(agree(_on(baseline, one), one), one.concurrency) for one in again] or _floor_of_repeats(baseline)
+    floors = [(agree(_on(baseline, one), one, passages), one.concurrency) for one in again] or _floor_of_repeats(baseline)
     floors = [(floor, level) for floor, level in floors if floor.pairs]
     floor, level = min(floors, key=lambda one: one[0].exact_match or 0.0, default=(None, None))
     same_level = [one for one in again if one.concurrency == baseline.concurrency]
@@ -4690,7 +4860,9 @@ def _advice_on_load(cell: Comparison) -> Optional[str]:
 
 def _advice_on_cache(cell: Comparison) -> Optional[str]:
     lost = cell.why.get("kv_cache_tokens_lost")
-    return f"Speculation takes {lost} tokens of the KV cache: fewer or shorter requests fit at once." if lost and lost > 0 else None
+    if not lost or lost < 0:
+        return None
+    return f"Speculation takes {lost} tokens of the KV cache: fewer or shorter requests fit at once."
 
 
 def _advice_on_categories(cell: Comparison) -> Optional[str]:
@@ -4723,16 +4895,18 @@ RECORD_PROMPT, RECORD_REPLY, RECORD_PASS = "prompt", "reply", "pass"
 
 def as_json(value: Any) -> Any:
     """A dataclass as JSON: keys equal field names, fields at their default left out; tuples are lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
     if hasattr(value, "__dataclass_fields__"):
         return {name: as_json(getattr(value, name)) for name, spec in value.__dataclass_fields__.items()
                 if not _is_default(getattr(value, name), spec)}
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(key): as_json(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(inner) for inner in value]
-    if isinstance(value, float):
-        return round(value, 7) if math.isfinite(value) else None
-    return value
+    if value and isinstance(value[0], float):       # stamps, by the hundred
+        return list(value)
+    return [as_json(inner) for inner in value]
 
 
 def _is_default(value: Any, spec: Any) -> bool:
@@ -4816,8 +4990,9 @@ class Journal:
             if folder:
                 os.makedirs(folder, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-        except OSError as error:
-            raise MeasureError(f"{path} cannot be written: {error.strerror or error}.", "name another file, or mend its permissions") from None
+        except (OSError, ValueError) as error:
+            raise MeasureError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.",
+                               "name another file, or mend its permissions") from None
 
     def append(self, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
         """Append records in one write under a lock; `durable` waits until they are on the disk. MeasureError if it fails."""
@@ -5249,8 +5424,6 @@ def schema_problems(record: Mapping[str, Any]) -> List[str]:
 # One Table, several renderings.
 # What a formatter may do with a number: scale its unit and round it. What is derived is derived above, in the records.
 
-import re
-import unicodedata
 
 Cell = Union[None, str, int, float]     # None: not measured
 Record = Mapping[str, Any]              # one JSON line of a notebook
@@ -5546,9 +5719,9 @@ def _html_row(row: Sequence[Cell], columns: Sequence[Column]) -> str:
 
 
 def number_at(record: Record, *path: Any) -> Optional[float]:
-    """The finite number at `path` of a record; None where it, or anything on the way to it, is missing."""
+    """The number at `path` of a record; None where it, or anything on the way to it, is missing or beyond measuring."""
     value = value_at(record, *path)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e18 < value < 1e18:
         return None
     return value
 
@@ -5586,7 +5759,7 @@ def record_workload(record: Record) -> str:
 
 def record_level(record: Record) -> int:
     """The concurrency of a record; the lesson's own lines are single-stream."""
-    return int(number_at(record, "concurrency") or 1)
+    return max(1, int(number_at(record, "concurrency") or 1))
 
 
 def record_server(record: Record) -> str:
@@ -5693,15 +5866,19 @@ def result_cells(records: Iterable[Record]) -> List[ResultCell]:
 
 def _remember(passes: Dict[Tuple[Any, ...], Record], record: Record) -> None:
     """Keep the pass under its run, and under its prompts and model for comparisons of runs measured apart."""
-    place = (record_server(record), record_workload(record), record_level(record))
-    passes[(record_run(record), *place)] = record
-    passes[(record.get("prompts_sha256"), record.get("model"), *place)] = record
+    for key in _keys(record, record_server(record)):
+        passes[key] = record
+
+
+def _keys(record: Record, server: str) -> List[Tuple[Any, ...]]:
+    """Under what a server's pass is found for this record: its run; its prompts and model, where the prompts are told."""
+    place = (server, record_workload(record), record_level(record))
+    prompts = text_at(record, "prompts_sha256")
+    return [(record_run(record),) + place] + ([(prompts, text_at(record, "model")) + place] if prompts else [])
 
 
 def _pass_of(record: Record, server: str, passes: Mapping[Tuple[Any, ...], Record]) -> Record:
-    place = (server, record_workload(record), record_level(record))
-    apart = (record.get("prompts_sha256"), record.get("model"), *place)
-    return passes.get((record_run(record), *place)) or (passes.get(apart, {}) if apart[0] else {})
+    return next((passes[key] for key in _keys(record, server) if key in passes), {})
 
 
 def _compared_cell(record: Record, passes: Mapping[Tuple[Any, ...], Record]) -> ResultCell:
@@ -5897,7 +6074,7 @@ def _row_cell(words: str, cells: Sequence[Optional[ResultCell]]) -> Optional[Res
 
 def _in_place_of(piece: str, value: str) -> str:
     """The value, padded to the cell's own width where it fits, so that a neat table stays neat."""
-    line_end = re.search(r"[\r\n]*$", piece).group()     # a last cell without a closing pipe holds the line's end
+    line_end = piece[len(piece.rstrip("\r\n")):]     # a last cell without a closing pipe holds the line's end
     return f" {value} ".ljust(len(piece) - len(line_end)) + line_end
 
 
@@ -5931,11 +6108,11 @@ def _speed_table(workload: str, cells: Sequence[ResultCell]) -> Table:
     columns = [Column("Configuration"), number(f"Acceptance length at {levels[0]}", "tokens", 2)]
     columns += [number(f"Speedup at {level}", "", 2) for level in levels]
     columns += [number(f"Throughput at {level}", "tokens/s", 1) for level in levels]
-    rows = []
+    rows: List[Tuple[Cell, ...]] = []
     for name, by_level in _by_configuration(cells).items():
         at = [by_level.get(level) for level in levels]
-        rows.append((name, at[0] and at[0].acceptance_length, *[cell and cell.speedup for cell in at],
-                     *[cell and cell.speculative_tokens_per_s for cell in at]))
+        rows.append((name, at[0].acceptance_length if at[0] else None, *[cell.speedup if cell else None for cell in at],
+                     *[cell.speculative_tokens_per_s if cell else None for cell in at]))
     return Table(f"{workload}: acceptance and speed", tuple(columns), tuple(rows),
                  ("Acceptance length counts the bonus token. Speedup: decode speed of a request over the baseline's at "
                   "the same concurrency.",))
@@ -6032,13 +6209,13 @@ def _acceptance_words(record: Record) -> List[str]:
     measured = (("rate", percent(number_at(found, "acceptance_rate"), 1)),
                 ("length", _tokens_words(number_at(found, "acceptance_length"), "a step, bonus token included")),
                 ("yield", _tokens_words(number_at(found, "tokens_per_target_pass"), "a target pass")))
+    if record_server(record) == BASELINE and number_at(found, "acceptance_rate") is None:
+        return []
     lines = [f"{name} {value}" for name, value in measured if value != DASH]
-    source = text_at(found, "source")
+    source, missing = text_at(found, "source"), text_at(found, "missing")
     if lines:
         return [", ".join(lines) + (f" (from {source})" if source else "")]
-    missing = text_at(found, "missing")
-    plain = record_server(record) == BASELINE and value_at(record, "server", "speculating") is not True
-    return [f"not measured: {missing}"] if missing and not plain else []
+    return [f"not measured: {missing}"] if missing else []
 
 
 def _tokens_words(value: Optional[float], of: str) -> str:
@@ -6085,7 +6262,7 @@ def _comparison_facts(cell: ResultCell) -> List[Tuple[str, str]]:
     facts += [("throughput", f"{_rate_words(cell.baseline_tokens_per_s)} to {_rate_words(cell.speculative_tokens_per_s)}"),
               ("ratio", _ratio_line(value_at(record, "throughput_ratio"), cell.throughput_ratio))]
     if number_at(record, "decode_ratio", "value") is not None:
-        facts.append(("decode speed", _ratio_line(record["decode_ratio"], None)))
+        facts.append(("decode ratio", _ratio_line(record["decode_ratio"], None)))
     accuracy = [counts_words(value_at(record, side)) for side in ("baseline_accuracy", "speculative_accuracy")]
     facts += [("right answers", f"{accuracy[0]} to {accuracy[1]}")] if all(accuracy) else []
     return facts + [(word, text_at(record, "verdict", word).upper()) for word in ("speed", "answers")
@@ -6265,9 +6442,10 @@ def requests_csv(runs: Iterable[Run], decimal_comma: bool = False, bom: bool = F
 
 
 def _request_row(run: Run, of: Pass, reply: Reply) -> Tuple[Cell, ...]:
-    server, prompt, drafted = run.servers.get(of.server), run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
-    return (run.label, run.started_at, of.server, server and server.engine, server and server.version,
-            server and server.model, of.workload, prompt and prompt.category, of.concurrency, of.purpose,
+    prompt, drafted = run.prompts.get(reply.prompt_id), reply.acceptance or Acceptance()
+    server = run.servers.get(of.server) or Server(of.server, "", "", (), "")
+    return (run.label, run.started_at, of.server, server.engine, server.version,
+            server.model, of.workload, prompt.category if prompt else None, of.concurrency, of.purpose,
             reply.prompt_id, reply.repeat, reply.ok, reply.error, reply.finish_reason, reply.sent_s, reply.connected_s,
             reply.ttft_s, reply.first_answer_s, reply.tpot_s, reply.e2el_s, reply.decode_tokens_per_s,
             len(reply.chunk_at_s), reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.token_source,
@@ -6335,6 +6513,1104 @@ def _share(accuracy: Any) -> Optional[float]:
     """Correct answers of a graded workload, 0..1. The name gsm8k_accuracy is the tutorial's; any graded workload has it."""
     correct, of = number_at(accuracy or {}, "correct"), number_at(accuracy or {}, "of")
     return None if correct is None or not of else correct / of
+
+
+# --- Charts: small pure functions that return SVG ----------------------------------------------------------------------
+#
+# Drawn 360 units wide and shown at about that many pixels, on a telephone and as one of three on a desk alike, so that
+# their text keeps its size. Colour is never the only sign: a series has its marker, its dash pattern and its name.
+
+_WIDE = 360
+_LABEL_ROOM = 112       # right of a line chart for the names of its lines, left of a bar chart for those of its bars
+_MARKERS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.5-3.5h7v7h-7z", "M0-4.5L4.5 3.5h-9z", "M0-5L5 0 0 5-5 0z",
+    "M0 4.5L4.5-3.5h-9z", "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z", "M-4.5-2.5L0-5l4.5 2.5v5L0 5l-4.5-2.5z",
+    "M-4.5-1.5h9v3h-9z")
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 4", "3 3")
+_COLOURS = 7            # then they come again, with another marker and dash pattern
+BASELINE_STYLE = 7
+
+
+class Point(NamedTuple):
+    """One value of a series with its interval, where it has one."""
+
+    x: float
+    y: Optional[float]
+    low: Optional[float] = None
+    high: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line; `style` gives its colour, marker and dash pattern."""
+
+    name: str
+    style: int
+    points: Tuple[Point, ...]
+
+    @property
+    def known(self) -> Tuple[Point, ...]:
+        """The points that were measured."""
+        return tuple(point for point in self.points if point.y is not None)
+
+    @property
+    def values(self) -> List[float]:
+        """The values of the points that were measured."""
+        return [point.y for point in self.points if point.y is not None]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart says around its data. `reference` is a line to hold values against.
+
+    The value axis goes from `low` to `high`; a `low` above 0 makes it logarithmic: each grid line is twice the one below.
+    """
+
+    title: str
+    x_name: str
+    unit: str
+    high: float
+    x_ticks: Tuple[float, ...] = ()
+    reference: Optional[Tuple[float, str]] = None
+    low: float = 0
+
+    @property
+    def value_ticks(self) -> List[float]:
+        """The values that have a grid line."""
+        if not self.low:
+            return nice_ticks(self.high)
+        steps = range(math.floor(math.log2(self.low)), math.ceil(math.log2(max(self.high, self.low * 2))) + 1)
+        return [2.0 ** step for step in steps]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A stretch of numbers laid over a stretch of the drawing."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Where the value is drawn; values beyond the ends are drawn at the ends."""
+        low, high, value = (math.log2(max(n, 1e-9)) if self.log else n for n in (self.low, self.high, value))
+        share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
+        return self.start + share * (self.end - self.start)
+
+
+def nice_ticks(high: float, most: int = 5) -> List[float]:
+    """Round numbers from 0 to at least `high`, at most `most` steps apart."""
+    if high <= 0 or not math.isfinite(high):
+        return [0.0, 1.0]
+    power = 10 ** math.floor(math.log10(high / most))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if high <= power * factor * most * (1 + 1e-9))
+    return [round(step * i, 12) for i in range(math.ceil(high / step - 1e-9) + 1)]     # 0.6, not 0.6000000000000001
+
+
+def spread(wanted: Sequence[float], gap: float, high: float) -> List[float]:
+    """The wanted places moved as little as makes them `gap` apart, none beyond `high`: labels that do not collide."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    placed = list(wanted)
+    for before, i in zip(order, order[1:]):
+        placed[i] = max(placed[i], placed[before] + gap)
+    limit = high
+    for i in reversed(order):
+        placed[i] = min(placed[i], limit)
+        limit = placed[i] - gap
+    return placed
+
+
+def line_chart(chart: Chart, series: Sequence[Series]) -> str:
+    """Lines with interval whiskers over levels or positions, each named at its right end."""
+    series = [each for each in series if each.known]
+    if not series:
+        return _nothing(chart.title)
+    ticks = chart.x_ticks or tuple(sorted({point.x for each in series for point in each.known}))
+    x = Scale(min(ticks), max(ticks), 58, _WIDE - _LABEL_ROOM - 14, log=bool(chart.x_ticks))
+    y = Scale(chart.value_ticks[0], chart.value_ticks[-1], 206, 12, log=bool(chart.low))
+    parts = [_value_axis(chart, y), _level_axis(chart, x, ticks), _reference_line(chart, y)]
+    parts += [_line(each, x, y, _dodge(i, len(series))) for i, each in enumerate(series)]
+    return _svg(240, chart.title, _described(chart, series), parts + [_line_names(series, y)])
+
+
+def _dodge(i: int, count: int) -> float:
+    """A few units aside, so that the whiskers of neighbours can be told apart."""
+    return (i - (count - 1) / 2) * min(2.5, 12 / count)
+
+
+def _value_axis(chart: Chart, y: Scale) -> str:
+    lines = [f'<path class="grid" d="M42 {_at(y.at(tick))}H{_WIDE - _LABEL_ROOM}"/>'
+             f'<text x="37" y="{_at(y.at(tick) + 4)}" text-anchor="end">{_tick(tick)}</text>'
+             for tick in chart.value_ticks]
+    return "".join(lines)
+
+
+def _level_axis(chart: Chart, x: Scale, ticks: Sequence[float]) -> str:
+    shown_ticks = [tick for i, tick in enumerate(ticks) if len(ticks) <= 8 or i % math.ceil(len(ticks) / 8) == 0]
+    texts = [f'<text x="{_at(x.at(tick))}" y="221" text-anchor="middle">{_tick(tick)}</text>' for tick in shown_ticks]
+    middle = (x.start + x.end) / 2
+    return "".join(texts) + f'<text class="soft" x="{_at(middle)}" y="236" text-anchor="middle">{html_text(chart.x_name)}</text>'
+
+
+def _reference_line(chart: Chart, y: Scale) -> str:
+    if chart.reference is None:
+        return ""
+    value, words = chart.reference
+    return (f'<path class="ref" d="M42 {_at(y.at(value))}H{_WIDE - _LABEL_ROOM}"/>'
+            f'<text class="soft" x="44" y="{_at(y.at(value) - 4)}">{html_text(words)}</text>')
+
+
+def _line(series: Series, x: Scale, y: Scale, aside: float) -> str:
+    places = [(x.at(point.x) + aside, y.at(value), point) for point, value in zip(series.known, series.values)]
+    path = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top, _ in places)
+    dash = f' stroke-dasharray="{_dash(series.style)}"' if _dash(series.style) else ""
+    whiskers = "".join(_whisker(left, y.at(point.low), y.at(point.high)) for left, _, point in places
+                       if point.low is not None and point.high is not None)
+    markers = "".join(_marker(series.style, left, top) for left, top, _ in places)
+    return f'<g class="{_colour(series.style)}"><path class="line" d="{path}"{dash}/>{whiskers}{markers}</g>'
+
+
+def _whisker(left: float, low: float, high: float) -> str:
+    return f'<path class="whisker" d="M{_at(left)} {_at(low)}V{_at(high)}m-2.5 0h5M{_at(left - 2.5)} {_at(low)}h5"/>'
+
+
+def _marker(style: int, left: float, top: float) -> str:
+    shape = _MARKERS[style % len(_MARKERS) if style <= BASELINE_STYLE else (style + style // _COLOURS) % len(_MARKERS)]
+    return f'<path class="mark" transform="translate({_at(left)} {_at(top)})" d="{shape}"/>'
+
+
+def _dash(style: int) -> str:
+    return _DASHES[style % len(_DASHES)]
+
+
+def _colour(style: int) -> str:
+    return "c7" if style == BASELINE_STYLE else f"c{style % (_COLOURS + 1) if style < BASELINE_STYLE else style % _COLOURS}"
+
+
+def _line_names(series: Sequence[Series], y: Scale) -> str:
+    """The name of each line beside its end, with its marker, moved apart where lines end close together."""
+    left = _WIDE - _LABEL_ROOM + 11
+    tops = spread([y.at(each.values[-1]) for each in series], 14, 206)
+    return "".join(f'<g class="{_colour(each.style)}">{_marker(each.style, left, top)}'
+                   f'<text class="name" x="{left + 7}" y="{_at(top + 4)}">{html_text(abbreviated(each.name, 16))}</text></g>'
+                   for each, top in zip(series, tops))
+
+
+class Bar(NamedTuple):
+    """One bar: its name, its value with interval, and what is written beside it."""
+
+    name: str
+    style: int
+    value: Optional[float]
+    low: Optional[float]
+    high: Optional[float]
+    words: str
+
+
+def bar_chart(chart: Chart, bars: Sequence[Bar]) -> str:
+    """Bars that lie, one a configuration, names on the left and values in words at their ends."""
+    if not any(bar.value is not None for bar in bars):
+        return _nothing(chart.title)
+    ticks = nice_ticks(chart.high)
+    x, bottom = Scale(0, ticks[-1], _LABEL_ROOM, _WIDE - 84), 12 + 24 * len(bars)
+    parts = [f'<path class="grid" d="M{_at(x.at(tick))} 8V{bottom}"/>'
+             f'<text x="{_at(x.at(tick))}" y="{bottom + 14}" text-anchor="middle">{_tick(tick)}</text>' for tick in ticks]
+    parts += [_bar(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
+    parts += [_upright_reference(chart.reference, x, bottom)] if chart.reference else []
+    parts += [_bar_words(bar, x, 12 + 24 * i) for i, bar in enumerate(bars)]
+    words = "; ".join(f"{bar.name} {bar.words}" for bar in bars)
+    return _svg(bottom + (34 if chart.reference else 20), chart.title, words, parts)
+
+
+def _upright_reference(reference: Tuple[float, str], x: Scale, bottom: float) -> str:
+    left, side = x.at(reference[0]), "end" if x.at(reference[0]) > _WIDE / 2 + 20 else "start"
+    return (f'<path class="ref" d="M{_at(left)} 4V{bottom + 20}"/><text class="soft" text-anchor="{side}" '
+            f'x="{_at(left + (-3 if side == "end" else 3))}" y="{bottom + 29}">{html_text(reference[1])}</text>')
+
+
+def _bar(bar: Bar, x: Scale, top: float) -> str:
+    name = (f'<text class="name" x="{_LABEL_ROOM - 8}" y="{_at(top + 14)}" text-anchor="end">'
+            f'{html_text(abbreviated(bar.name, 17))}</text>')
+    if bar.value is None:
+        return name
+    whisker = ""
+    if bar.low is not None and bar.high is not None:
+        whisker = (f'<path class="whisker over" d="M{_at(x.at(bar.low))} {_at(top + 10)}H{_at(x.at(bar.high))}'
+                   f'm0-2.5v5M{_at(x.at(bar.low))} {_at(top + 7.5)}v5"/>')
+    return (f'<g class="{_colour(bar.style)}">{name}<rect class="bar" x="{_LABEL_ROOM}" y="{_at(top + 2)}" '
+            f'width="{_at(max(x.at(bar.value) - _LABEL_ROOM, 0.5))}" height="16" rx="2"/>{whisker}</g>')
+
+
+def _bar_words(bar: Bar, x: Scale, top: float) -> str:
+    """The value beside the bar, drawn last so that no line crosses it."""
+    if bar.value is None:
+        return f'<text class="soft" x="{_LABEL_ROOM + 5}" y="{_at(top + 14)}">not measured</text>'
+    beyond = max(x.at(bar.value), x.at(bar.high or 0))
+    return f'<text class="value" x="{_at(beyond + 5)}" y="{_at(top + 14)}">{html_text(bar.words)}</text>'
+
+
+# The break-even map: where in the plane of acceptance rate and draft cost a chain of k drafted tokens pays.
+
+_BANDS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)      # speedups at the borders of the map's bands
+
+
+_MAP_STEPS = 48
+
+
+class MapPoint(NamedTuple):
+    """One measurement on the map: acceptance rate, cost of a drafted token in target steps, and which series it is of."""
+
+    alpha: float
+    cost: float
+    style: int
+    name: str
+
+
+def heat_map(title: str, draft_length: int, points: Sequence[MapPoint]) -> str:
+    """Predicted speedup over acceptance rate and draft cost for one draft length, with the measured points numbered."""
+    top_cost = nice_ticks(max([0.2] + [point.cost * 1.15 for point in points]), 4)[-1]
+    x, y = Scale(0, 1, 44, _WIDE - 12), Scale(0, top_cost, 226, 12)
+    costs = [top_cost * i / _MAP_STEPS for i in range(_MAP_STEPS + 1)]
+    edges = [[(_alpha_at(speed, draft_length, cost), cost) for cost in costs] for speed in _BANDS]
+    parts = [f'<rect class="b0" x="{x.start}" y="{y.end}" width="{x.end - x.start}" height="{y.start - y.end}"/>']
+    parts += [_band(i + 1, edge, x, y) for i, edge in enumerate(edges)]
+    parts += [_contour(i, edge, x, y) for i, edge in enumerate(edges)]
+    parts += [_map_axes(x, y, top_cost)] + _map_points(points, x, y)
+    words = "; ".join(f"{i}: {point.name}, acceptance {point.alpha:.2f}, cost {point.cost:.3f}"
+                      for i, point in enumerate(points, 1))
+    return _svg(262, title, f"Speedup predicted for draft length {draft_length}. Measured: {words or 'none'}.", parts)
+
+
+def _alpha_at(wanted: float, k: int, cost: float) -> float:
+    """The acceptance rate with the wanted speedup; 1 where it is out of reach, 0 where it is passed at once."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if speedup(middle, k, cost) < wanted else (low, middle)
+    return high
+
+
+def _band(number_of: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
+    """All that is right of the border, painted over what is left of it."""
+    outline = "L".join(f"{_at(x.at(alpha))} {_at(y.at(cost))}" for alpha, cost in edge)
+    return f'<path class="b{number_of}" d="M{outline}H{_at(x.end)}V{_at(y.start)}z"/>'
+
+
+def _contour(i: int, edge: Sequence[Tuple[float, float]], x: Scale, y: Scale) -> str:
+    """The border of a band with its speedup written on it, neighbours at different heights."""
+    at_once = [alpha for alpha, _ in edge if alpha < 1e-4]        # here even no acceptance reaches the speedup
+    inside = [(x.at(alpha), y.at(cost)) for alpha, cost in edge[max(0, len(at_once) - 1):] if alpha < 1 - 1e-4]
+    if len(inside) < 8:
+        return ""
+    line = "M" + "L".join(f"{_at(left)} {_at(top)}" for left, top in inside)
+    left, top = inside[-2 - 3 * (i % 3)]
+    return (f'<path class="{"even" if _BANDS[i] == 1 else "contour"}" d="{line}"/><text class="on-map" '
+            f'x="{_at(min(left, x.end - 14))}" y="{_at(top + 9)}" text-anchor="middle">{_tick(_BANDS[i])}×</text>')
+
+
+def _map_axes(x: Scale, y: Scale, top_cost: float) -> str:
+    parts = [f'<text x="{_at(x.at(share))}" y="241" text-anchor="middle">{_tick(share)}</text>'
+             for share in (0, 0.25, 0.5, 0.75, 1)]
+    parts += [f'<text x="40" y="{_at(y.at(cost) + 4)}" text-anchor="end">{_tick(cost)}</text>'
+              for cost in nice_ticks(top_cost, 4)]
+    parts.append(f'<text class="soft" x="{_at((x.start + x.end) / 2)}" y="256" text-anchor="middle">'
+                 "acceptance rate of a drafted token</text>")
+    parts.append('<text class="soft" transform="translate(10 119) rotate(-90)" text-anchor="middle">'
+                 "cost of a drafted token [target steps]</text>")
+    return "".join(parts)
+
+
+def _map_points(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[str]:
+    """Numbered circles, each tied to its place where it had to step aside."""
+    parts = []
+    for i, (point, (left, top)) in enumerate(zip(points, _apart(points, x, y)), 1):
+        true_left, true_top = _at(x.at(point.alpha)), _at(y.at(point.cost))
+        parts.append(f'<g class="{_colour(point.style)}"><path class="tie" d="M{true_left} {true_top}L{_at(left)} {_at(top)}"/>'
+                     f'<circle class="spot" cx="{true_left}" cy="{true_top}" r="2.5"/>'
+                     f'<circle class="point" cx="{_at(left)}" cy="{_at(top)}" r="8"/>'
+                     f'<text class="digit" x="{_at(left)}" y="{_at(top + 3.9)}" text-anchor="middle">{i}</text></g>')
+    return parts
+
+
+def _apart(points: Sequence[MapPoint], x: Scale, y: Scale) -> List[Tuple[float, float]]:
+    """Where the circles are drawn: above their places, and above a circle that is there already."""
+    placed: List[Tuple[float, float]] = []
+    for point in points:
+        left, top = x.at(point.alpha), y.at(point.cost) - 16
+        while any(math.hypot(left - other, top - height) < 17 for other, height in placed) and top > 20:
+            top -= 4
+        placed.append((left, top))
+    return placed
+
+
+def _svg(height: float, title: str, words: str, parts: Sequence[str]) -> str:
+    return (f'<svg viewBox="0 0 {_WIDE} {_at(height)}" role="img"><title>{html_text(title)}</title>'
+            f'<desc>{html_text(words)}</desc>{"".join(parts)}</svg>')
+
+
+def _nothing(title: str) -> str:
+    return f'<p class="note">{html_text(title)}: not measured.</p>'
+
+
+def _described(chart: Chart, series: Sequence[Series]) -> str:
+    """The chart in words, for those who do not see it."""
+    lines = [f"{each.name}: " + ", ".join(f"{point.y:.4g}{chart.unit} at {_tick(point.x)}" for point in each.known)
+             for each in series]
+    return f"{chart.x_name} against {chart.unit.strip() or 'ratio'}. " + "; ".join(lines) + "."
+
+
+def _at(value: float) -> str:
+    """A place on the drawing, to a tenth of a unit."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+# --- The page ----------------------------------------------------------------------------------------------------------
+#
+# One file that needs no network and no script. Everything in it comes from notebook and run files: it can be made again.
+
+_DIFFERENCES_SHOWN = 3          # for each configuration, workload and level
+_DIFFERENCES_IN_ALL = 60
+_BEFORE, _AFTER = 90, 160       # characters shown before and from the first difference on
+_LONGEST_DRAFT = 64             # no map is drawn for a draft length that nobody runs
+
+Section = Tuple[str, str, str]  # its id, its heading, its HTML
+
+
+def report_page(records: Iterable[Record], runs: Iterable[Run] = ()) -> str:
+    """The whole page: the verdict, the conditions, then each question with its charts and the numbers behind them."""
+    everything = result_cells(records)
+    cells = latest_cells(everything)
+    compared = [cell for cell in cells if cell.comparison]
+    styles = {name: _style_of(i) for i, name in enumerate(_known(cell.configuration for cell in cells))}
+    sections = [_conditions(cells), _best_section(compared, styles), _speedup_section(compared, styles),
+                _rates_section(cells, styles), _position_section(cells, styles), _answers_section(compared, styles),
+                _accuracy_section(cells, styles), _map_section(compared, styles), _differences_section(compared, list(runs)),
+                _category_section(compared), _others_section(everything, cells)]
+    title = "Does speculative decoding pay here?" if compared else "One server, measured"
+    return _document(title, _verdict_header(title, cells), [section for section in sections if section])
+
+
+def _style_of(i: int) -> int:
+    """The i-th configuration's style; the baseline's own is left out."""
+    return i if i < BASELINE_STYLE else i + 1
+
+
+def _document(title: str, header: str, sections: Sequence[Section]) -> str:
+    links = "".join(f'<a href="#{key}">{html_text(name)}</a>' for key, name, _ in sections)
+    body = "".join(f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{html_text(name)}</h2>{inner}</section>\n'
+                   for key, name, inner in sections)
+    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+            f'<style>{_STYLE}</style></head>\n<body>{header}<nav aria-label="On this page">{links}</nav>\n'
+            f"<main>{body}</main>\n<footer><p>Made by measure_speculative.py {html_text(__version__)} from its notebook"
+            " and run files; it can be made again from them.</p></footer></body></html>\n")
+
+
+# The verdict, in two sentences that a colleague understands.
+
+
+def _verdict_header(title: str, cells: Sequence[ResultCell]) -> str:
+    model = text_at(cells[0].newest, "model") if cells else ""
+    facts = _known([model, *_known(_engine_words(cell.newest) for cell in cells), *_days(cells)])
+    cards = "".join(f'<div class="card {kind}"><p class="word">{html_text(word)}</p><p>{html_text(sentence)}</p></div>'
+                    for kind, word, sentence in verdict_sentences(cells))
+    return (f'<header><p class="eyebrow">Speculative decoding, measured</p><h1>{html_text(title)}</h1>'
+            f'<p class="facts">{html_text(" · ".join(facts))}</p><div class="cards">{cards}</div></header>\n')
+
+
+def _days(cells: Sequence[ResultCell]) -> List[str]:
+    days = sorted(_known(_when(cell)[:10] for cell in cells))
+    return days if len(days) < 2 else [f"{days[0]} to {days[-1]}"]
+
+
+def verdict_sentences(cells: Sequence[ResultCell]) -> List[Tuple[str, str, str]]:
+    """Two of (kind, word, sentence): what became of the speed, and what of the answers."""
+    compared = [cell for cell in cells if cell.comparison]
+    if not compared:
+        return [_alone_sentence(cells), ("plain", "Nothing to compare", "Measure a second server, the same model with "
+                                         "speculation, to learn whether it pays and whether the answers stay the same.")]
+    return [_speed_sentence(compared), _answers_sentence(compared)]
+
+
+def _alone_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    speeds = [(cell, _first_known(number_at(record, "decode_tokens_per_s", "mean"), number_at(record, "output_tokens_per_s")))
+              for cell in cells for record in [cell.speculative or cell.baseline]]
+    known = [(cell, speed) for cell, speed in speeds if speed is not None]
+    if not known:
+        return ("plain", "No speed measured", "The server's answers carried no token counts, so that no speed can be told.")
+    cell, speed = max(known, key=lambda pair: pair[1])
+    return ("plain", f"{speed:,.1f} tokens/s", f"{record_server(cell.newest)} writes {speed:,.1f} tokens a second for "
+            f"one request at best ({_where(cell)}).")
+
+
+def _speed_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    words = [text_at(cell.comparison, "verdict", "speed") for cell in cells]
+    faster, slower = words.count("faster"), words.count("slower")
+    ratio = _best_words(cells)
+    of = f"of {len(cells)} measurements" if len(cells) > 1 else "the one measurement"
+    if not any(words):
+        return ("plain", "A ratio, no verdict", f"The best ratio is {ratio}; these records carry no interval that would "
+                "tell it from chance.")
+    loss = _known(f"{cell.configuration} on {_where(cell)}" for cell, word in zip(cells, words) if word == "slower")
+    if faster == len(cells):
+        how = "all measurements are faster, at best" if faster > 1 else "the server writes at"
+        return ("good", "Yes, it pays", f"With speculation {how} {ratio}.")
+    if faster:
+        mostly = faster >= 0.8 * len(cells) and slower <= 0.1 * len(cells)
+        kind, word = ("good", "Yes, nearly everywhere") if mostly else ("mixed", "It depends")
+        less = f" and slower in {slower} ({_listed(loss, 2)})" if slower else ""
+        return (kind, word, f"Speculation is faster in {faster} {of}{less}; at best it reaches {ratio}.")
+    if slower:
+        return ("bad", "No, it costs", f"Speculation is slower in {slower} {of} and faster in none; its best is {ratio}.")
+    return ("plain", "No difference to be seen", f"In {of} the speed cannot be told from the baseline's; the best is {ratio}.")
+
+
+def _best_words(cells: Sequence[ResultCell]) -> str:
+    """The greatest speedup in words: '1.95 times the baseline's decode speed (ngram on chat, one request at a time)'."""
+    known = [cell for cell in cells if cell.speedup is not None]
+    if not known:
+        return "no known ratio"
+    best = max(known, key=lambda cell: cell.speedup or 0)
+    decoded = number_at(best.comparison, "decode_ratio", "value") is not None
+    low, high = best.speedup_interval
+    interval = "" if low is None or high is None else f"; 95 % interval {low:.2f} to {high:.2f}"
+    return (f"{_decimal(best.speedup, 2)} times the baseline's {'decode speed' if decoded else 'throughput'} "
+            f"({best.configuration} on {_where(best)}{interval})")
+
+
+def _answers_sentence(cells: Sequence[ResultCell]) -> Tuple[str, str, str]:
+    words = [text_at(cell.comparison, "verdict", "answers") for cell in cells]
+    pairs = sum(cell.compared or 0 for cell in cells)
+    same = sum(cell.identical or 0 for cell in cells)
+    counts = f"{same:,.0f} of {pairs:,.0f} answers are the same byte for byte"
+    changed = _known(f"{cell.configuration} on {cell.workload}" for cell, word in zip(cells, words) if word == "changed")
+    if changed:
+        return ("bad", "Answers changed", f"{counts}, and more than rounding differs with {_listed(changed)}.")
+    if not any(words) or "cannot tell" in words:
+        unknown = sum(word in ("", "cannot tell") for word in words)
+        where = f"in {unknown} of {len(cells)} measurements " if len(cells) > 1 else ""
+        return ("plain", "Cannot tell about the answers", f"{counts}; {where}it cannot be told whether the rest is rounding.")
+    if "rounding only" in words:
+        return ("good", "Same answers, within rounding", f"{counts}, and where they differ it is rounding, as the "
+                "baseline's own repeats show or near-ties explain.")
+    return ("good", "Same answers", f"{counts}.")
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _where(cell: ResultCell) -> str:
+    """'agent, one request at a time', 'chat, 16 requests at once'."""
+    level = "one request at a time" if cell.concurrency == 1 else f"{cell.concurrency} requests at once"
+    return f"{cell.workload}, {level}"
+
+
+# The conditions under which all of it holds.
+
+
+def _conditions(cells: Sequence[ResultCell]) -> Section:
+    passes = [record for cell in cells for record in (cell.baseline, cell.speculative) if record]
+    records = passes + [cell.comparison for cell in cells if cell.comparison]
+    facts = (("Model", _known(text_at(record, "model") for record in records)),
+             ("Workloads", _known(cell.workload for cell in cells)),
+             ("Concurrency", [str(level) for level in _levels(cells)]),
+             ("Prompts of a pass", _counts_seen(passes, "prompt_count")),
+             ("Repeats", _counts_seen(passes, "repeats")),
+             ("Answer limit", [f"{count} tokens" for count in _counts_seen(passes, "max_tokens")]),
+             ("Prompts digest", _known(text_at(record, "prompts_sha256")[:16] for record in records)),
+             ("Track", _known(text_at(record, "track") for record in records)),
+             ("Measured", _days(cells)),
+             ("Client", _known(_client_words(record) for record in passes)),
+             ("Run files", _known(text_at(record, "run_file") for record in records)))
+    listed = "".join(f"<div><dt>{name}</dt><dd>{html_text(', '.join(values))}</dd></div>" for name, values in facts if values)
+    return ("conditions", "Conditions", f"<dl>{listed}</dl>{_caveat_list(records)}{table_html(_server_table(passes))}"
+            if records else '<p class="note">Nothing measured yet.</p>')
+
+
+def _counts_seen(records: Sequence[Record], key: str) -> List[str]:
+    return [f"{count:,.0f}" for count in sorted(_known(number_at(record, key) for record in records))]
+
+
+def _client_words(record: Record) -> str:
+    python = text_at(record, "client", "python")
+    return ", ".join(_known([text_at(record, "client", "platform"), python and f"Python {python}"]))
+
+
+_SERVER_COLUMNS = (Column("Server"), Column("Engine"), Column("Method"), number("Draft length"), Column("Drafter"),
+                   number("Context", "tokens"), number("Slots"), number("KV cache", "tokens"), Column("Address"))
+
+
+def _server_table(passes: Sequence[Record]) -> Table:
+    latest = {record_server(record): record for record in passes}
+    rows = []
+    for name, record in latest.items():
+        drafting = value_at(record, "server", "speculation") or {}
+        rows.append((name, _engine_words(record) or None, text_at(drafting, "method") or None,
+                     number_at(drafting, "draft_tokens"), text_at(drafting, "drafter") or None,
+                     *[number_at(record, "server", key) for key in ("context_tokens", "slots", "kv_cache_tokens")],
+                     text_at(record, "base_url") or None))
+    return Table("The servers, as they or the user told", _SERVER_COLUMNS, tuple(rows))
+
+
+def _caveat_list(records: Sequence[Record]) -> str:
+    """Each caveat once, with its remedy and how many records carry it."""
+    counts: Dict[Tuple[str, str], int] = {}
+    for record in records:
+        for caveat in list_at(record, "caveats"):
+            key = (text_at(caveat, "sentence") or str(caveat), text_at(caveat, "remedy"))
+            counts[key] = counts.get(key, 0) + 1
+    items = "".join(f"<li><strong>{html_text(sentence)}</strong> {html_text(remedy)} "
+                    f'<span class="note">({count} of {len(records)} records)</span></li>'
+                    for (sentence, remedy), count in counts.items())
+    return f'<div class="caveats"><h3>Caveats</h3><ul>{items}</ul></div>' if items else ""
+
+
+# The questions, each with its charts and, behind them, its tables.
+
+
+def _grid(figures: Iterable[Tuple[str, str]]) -> str:
+    inner = "".join(f"<figure><figcaption>{html_text(caption)}</figcaption>{svg}</figure>" for caption, svg in figures)
+    return f'<div class="grid">{inner}</div>'
+
+
+def _behind(tables: Sequence[Table], words: str = "The numbers") -> str:
+    return f"<details><summary>{html_text(words)}</summary>{''.join(map(table_html, tables))}</details>" if tables else ""
+
+
+def _workloads(cells: Iterable[ResultCell]) -> Dict[str, List[ResultCell]]:
+    grouped: Dict[str, List[ResultCell]] = {}
+    for cell in cells:
+        grouped.setdefault(cell.workload, []).append(cell)
+    return grouped
+
+
+def _highest(values: Iterable[Optional[float]]) -> float:
+    return max([value for value in values if value is not None], default=1.0)
+
+
+_BEST_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Speedup", "", 2),
+                 number("Low", "", 2), number("High", "", 2), Column("Verdict"))
+
+
+def _best_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """The best level of each configuration, a chart a workload, the fastest first."""
+    if not cells:
+        return None
+    best = {workload: _best_cells(own) for workload, own in _workloads(cells).items()}
+    bars = {workload: [Bar(cell.configuration, styles[cell.configuration], cell.speedup, *cell.speedup_interval,
+                           f"{times(cell.speedup)} at {cell.concurrency}") for cell in own]
+            for workload, own in best.items()}
+    chart = Chart("best speedup", "speedup", "×", _highest_speedup(cells), reference=(1.0, "1: no gain"))
+    rows = [(workload, cell.configuration, cell.concurrency, cell.speedup, *cell.speedup_interval,
+             text_at(cell.comparison, "verdict", "speed") or None) for workload, own in best.items() for cell in own]
+    lead = ("<p>Decode speed of a request over the baseline's at the same concurrency, with the concurrency at which it "
+            "is best; whiskers are 95 % intervals.</p>")
+    table = Table("Best speedup of each configuration", _BEST_COLUMNS, tuple(rows))
+    return ("best", "Best speedup", lead + _grid(_bar_figures(bars, chart)) + _behind([table]))
+
+
+def _best_cells(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """Of each configuration the level where it gains most, the greatest gain first."""
+    best = [max(by_level.values(), key=lambda cell: cell.speedup or 0) for by_level in _by_configuration(cells).values()]
+    return sorted(best, key=lambda cell: -(cell.speedup or 0))
+
+
+def _highest_speedup(cells: Sequence[ResultCell]) -> float:
+    return _highest([cell.speedup_interval[1] for cell in cells] + [cell.speedup for cell in cells])
+
+
+def _bar_figures(bars: Mapping[str, Sequence[Bar]], chart: Chart,
+                 floors: Optional[Mapping[str, Optional[Tuple[float, str]]]] = None) -> List[Tuple[str, str]]:
+    """A chart a workload; one chart of all workloads where each has a single bar. `floors` are the charts' own lines."""
+    floors = floors or {}
+    if len(bars) > 1 and all(len(own) == 1 for own in bars.values()):
+        named = [own[0]._replace(name=workload, words=_beside(own[0].words, floors.get(workload)))
+                 for workload, own in bars.items()]
+        return [(f"{chart.title}: {_listed(_known(own[0].name for own in bars.values()))}", bar_chart(chart, named))]
+    return [(f"{workload}: {chart.title}", bar_chart(
+        replace(chart, title=f"{workload}: {chart.title}", reference=floors.get(workload) or chart.reference), own))
+        for workload, own in bars.items()]
+
+
+def _beside(words: str, floor: Optional[Tuple[float, str]]) -> str:
+    return words if floor is None else f"{words} ({floor[0]:.0f})"
+
+
+def _level_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], of: str) -> List[Series]:
+    """One line a configuration over the levels, of a property of ResultCell."""
+    return [Series(name, styles[name], tuple(
+        Point(level, getattr(cell, of), *(cell.speedup_interval if of == "speedup" else ()))
+        for level, cell in sorted(by_level.items()))) for name, by_level in _by_configuration(cells).items() if name]
+
+
+def _speedup_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Speedup over the levels with intervals; without a second level only the verdicts are left to tell."""
+    if not cells:
+        return None
+    if not _has_levels(cells):
+        return ("speedup", "Verdicts", table_html(_verdict_table(cells)) + _advice_list(cells))
+    lows = [value for cell in cells for value in (cell.speedup, cell.speedup_interval[0]) if value]
+    figures = [(workload, line_chart(
+        Chart(f"Speedup by concurrency on {workload}", "requests at once", "×", _highest_speedup(cells),
+              tuple(_levels(own)), (1.0, ""), max(0.125, min([0.5] + lows))), _level_lines(own, styles, "speedup")))
+        for workload, own in _workloads(cells).items()]
+    lead = ("<p>Above the dashed line at 1 speculation pays; each grid line is twice the one below. Gains shrink as more "
+            "requests share the target's passes.</p>")
+    return ("speedup", "Speedup by concurrency", lead + _grid(figures) + _behind([_verdict_table(cells)])
+            + _advice_list(cells))
+
+
+def _has_levels(cells: Sequence[ResultCell]) -> bool:
+    """Whether any workload was measured at more than one level."""
+    return any(len(_levels(own)) > 1 for own in _workloads(cells).values())
+
+
+_VERDICT_COLUMNS = (Column("Workload"), Column("Configuration"), number("Concurrency"), number("Decode ratio", "", 2),
+                    number("Low", "", 2), number("High", "", 2), number("Throughput ratio", "", 2), Column("Speed"),
+                    Column("Answers"), Column("Reasons"))
+
+
+def _verdict_table(cells: Sequence[ResultCell]) -> Table:
+    rows = [(cell.workload, cell.configuration, cell.concurrency, number_at(cell.comparison, "decode_ratio", "value"),
+             number_at(cell.comparison, "decode_ratio", "low"), number_at(cell.comparison, "decode_ratio", "high"),
+             cell.throughput_ratio, text_at(cell.comparison, "verdict", "speed") or None,
+             text_at(cell.comparison, "verdict", "answers") or None,
+             "; ".join(map(str, list_at(cell.comparison, "verdict", "reasons"))) or None) for cell in cells]
+    return Table("Every measurement and its verdict", _VERDICT_COLUMNS, tuple(rows))
+
+
+def _advice_list(cells: Sequence[ResultCell]) -> str:
+    said: Dict[str, List[str]] = {}
+    for cell in cells:
+        for advice in list_at(cell.comparison, "advice"):
+            said.setdefault(str(advice), []).append(f"{cell.configuration} on {_where(cell)}")
+    items = "".join(f'<li>{html_text(advice)} <span class="note">({html_text(_listed(places, 2))})</span></li>'
+                    for advice, places in said.items())
+    return f'<div class="advice"><h3>What to try</h3><ul>{items}</ul></div>' if items else ""
+
+
+_RATES = ((("decode_tokens_per_s", "mean"), "decode speed [tokens/s]"), (("output_tokens_per_s",), "throughput [tokens/s]"))
+
+
+def _rates_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Decode speed of a request and output throughput of the server, the baseline among them."""
+    if not cells:
+        return None
+    figures: List[Tuple[str, str]] = []
+    for path, words in _RATES:
+        lines = {workload: _pass_lines(own, styles, path) for workload, own in _workloads(cells).items()}
+        high = _highest(point.y for series in lines.values() for each in series for point in each.points)
+        if _has_levels(cells):
+            figures += [(f"{workload}: {words}", line_chart(_rate_chart(workload, words, high, cells), series))
+                        for workload, series in lines.items()]
+        elif any(each.known for series in lines.values() for each in series):
+            figures += _bar_figures({workload: [_rate_bar(each) for each in series] for workload, series in lines.items()},
+                                    Chart(words, "tokens/s", " tokens/s", high))
+    lead = ("<p>Two numbers, never mixed: how fast one answer is written, and how many tokens the server gives in all its "
+            "answers together.</p>")
+    return ("rates", "Speed and throughput", lead + _grid(figures) + _behind([_pass_table(cells)]))
+
+
+def _rate_chart(workload: str, words: str, high: float, cells: Sequence[ResultCell]) -> Chart:
+    levels = tuple(_levels(_workloads(cells)[workload]))
+    return Chart(f"{workload}: {words}", "requests at once", " tokens/s", high, levels)
+
+
+def _rate_bar(series: Series) -> Bar:
+    value = series.points[-1].y
+    return Bar(series.name, series.style, value, None, None, _decimal(value, 1))
+
+
+def _pass_lines(cells: Sequence[ResultCell], styles: Mapping[str, int], path: Sequence[str]) -> List[Series]:
+    """One line a server over the levels, of a number in its records."""
+    found: Dict[str, Dict[int, Optional[float]]] = {}
+    for cell in cells:
+        for record in (cell.baseline, cell.speculative):
+            if record:
+                found.setdefault(record_server(record), {})[cell.concurrency] = number_at(record, *path)
+    return [Series(name, styles.get(name, BASELINE_STYLE), tuple(Point(level, value) for level, value in sorted(values.items())))
+            for name, values in found.items()]
+
+
+_PASS_COLUMNS = (
+    Column("Workload"), Column("Server"), number("Concurrency"), number("Answered"), number("Failed"),
+    number("Decode speed", "tokens/s", 1), number("Throughput", "tokens/s", 1), number("TTFT p50", "ms", 1, 1000),
+    number("TTFT p99", "ms", 1, 1000), number("TPOT p50", "ms", 2, 1000), number("Latency p50", "s", 2),
+    number("Latency max", "s", 2), number("Acceptance", "%", 1, 100), number("Acceptance length", "tokens", 2),
+    number("Tokens a target pass", "", 2), Column("Acceptance from"))
+
+
+def _pass_table(cells: Sequence[ResultCell]) -> Table:
+    passes = {id(record): record for cell in cells for record in (cell.baseline, cell.speculative) if record}
+    return Table("Every pass", _PASS_COLUMNS, tuple(map(_pass_row, passes.values())),
+                 ("Acceptance length counts the bonus token and only steps that had a draft; tokens a target pass count all.",))
+
+
+def _pass_row(record: Record) -> Tuple[Cell, ...]:
+    paths = (("completed",), ("failed",), ("decode_tokens_per_s", "mean"), ("output_tokens_per_s",), ("ttft_s", "p50"),
+             ("ttft_s", "p99"), ("tpot_s", "p50"), ("latency_s", "p50"), ("latency_s", "max"),
+             ("acceptance", "acceptance_rate"), ("acceptance", "acceptance_length"), ("acceptance", "tokens_per_target_pass"))
+    return (record_workload(record), record_server(record), record_level(record),
+            *[number_at(record, *path) for path in paths],
+            text_at(record, "acceptance", "source") or text_at(record, "acceptance", "missing") or None)
+
+
+def _position_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Acceptance along the chain at the lowest level of each workload."""
+    shares = {workload: {cell.configuration: _position_shares(cell) for cell in _lowest(own) if _position_shares(cell)}
+              for workload, own in _workloads(cells).items()}
+    shares = {workload: own for workload, own in shares.items() if own}
+    if not shares:
+        return None
+    figures = [(workload, line_chart(
+        Chart(f"Acceptance by position on {workload}", "position in the draft", " %", 100),
+        [Series(name, styles[name], tuple(Point(i, share * 100) for i, share in enumerate(values, 1)))
+         for name, values in own.items()])) for workload, own in shares.items()]
+    lead = ("<p>Per cent of the drafts whose token at that position was accepted, at the lowest concurrency. It falls along "
+            "the chain: a longer draft buys less and less.</p>")
+    return ("position", "Acceptance by position", lead + _grid(figures) + _behind([_position_table(shares)]))
+
+
+def _position_table(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    longest = max(len(values) for own in shares.values() for values in own.values())
+    rows = [(workload, name, *values, *[None] * (longest - len(values)))
+            for workload, own in shares.items() for name, values in own.items()]
+    columns = [number(f"{i}", "%", 0, 100) for i in range(1, longest + 1)]
+    return Table("Share of the drafts whose token at this position was accepted",
+                 (Column("Workload"), Column("Configuration"), *columns), tuple(rows))
+
+
+def _lowest(cells: Sequence[ResultCell]) -> List[ResultCell]:
+    """The cells of the lowest level."""
+    return [cell for cell in cells if cell.concurrency == _levels(cells)[0]]
+
+
+def _position_shares(cell: ResultCell) -> List[float]:
+    """Accepted at position i over drafts; empty where it was not measured."""
+    stored = list_at(cell.comparison, "break_even", "acceptance_by_position")
+    drafts = number_at(cell.speculative, "acceptance", "drafts")
+    accepted = list_at(cell.speculative, "acceptance", "accepted_by_position") if drafts else []
+    known = [share for share in stored or accepted if isinstance(share, (int, float))]
+    shares = known if stored else [count / (drafts or 1) for count in known]
+    return shares if len(known) == len(stored or accepted) and all(0 <= share <= 1 for share in shares) else []
+
+
+def _answers_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Exact match and prefix agreement at the lowest level, beside the baseline's agreement with itself."""
+    if not cells:
+        return None
+    figures: List[Tuple[str, str]] = []
+    for key, words in (("exact_match", "exact match [%]"), ("prefix_agreement", "prefix agreement [%]")):
+        bars = {workload: [_share_bar(cell.configuration, styles, _agreement_share(cell, key)) for cell in _lowest(own)]
+                for workload, own in _workloads(cells).items()}
+        floors = {workload: _floor_line(_lowest(own), key) for workload, own in _workloads(cells).items()}
+        figures += _bar_figures(bars, Chart(words, "share", " %", 100), floors)
+    lead = ("<p>Exact match: answers that are the same byte for byte. Prefix agreement: share of the baseline's text "
+            "reproduced before the first difference. The dashed line (or the number in brackets) is the noise floor, the "
+            "baseline against itself: what disagreement costs nothing.</p>")
+    tables = [_outputs_table(workload, own) for workload, own in _workloads(cells).items()]
+    return ("answers", "Did the answers stay the same?", lead + _grid(figures) + _behind(tables))
+
+
+def _agreement_share(cell: ResultCell, key: str) -> Optional[float]:
+    return cell.exact_match if key == "exact_match" else number_at(cell.comparison, key)
+
+
+def _floor_line(cells: Sequence[ResultCell], key: str) -> Optional[Tuple[float, str]]:
+    share = _first_known(*[number_at(cell.comparison, "noise_floor", key) for cell in cells])
+    return None if share is None else (share * 100, f"noise floor {percent(share)}")
+
+
+def _share_bar(name: str, styles: Mapping[str, int], share: Optional[float], words: str = "") -> Bar:
+    value = None if share is None else share * 100
+    return Bar(name, styles.get(name, BASELINE_STYLE), value, None, None, words or percent(share))
+
+
+def _accuracy_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """Right answers of the workloads that are graded, the baseline's first."""
+    graded = {workload: _graded(own) for workload, own in _workloads(cells).items()}
+    graded = {workload: own for workload, own in graded.items() if own}
+    if not graded:
+        return None
+    bars = {workload: [_graded_bar(name, styles, found) for name, found in own.items()]
+            for workload, own in graded.items()}
+    rows = [(workload, name, counts_words(found), _share(found)) for workload, own in graded.items()
+            for name, found in own.items()]
+    columns = (Column("Workload"), Column("Server"), number("Right"), number("Share", "%", 0, 100))
+    figures = _bar_figures(bars, Chart("right answers [%]", "share", " %", 100))
+    return ("accuracy", "Accuracy", "<p>Right answers among those that could be graded: the check that matters most. Whiskers "
+            "are 95 % intervals.</p>"
+            + _grid(figures) + _behind([Table("Right answers", columns, tuple(rows))]))
+
+
+def _graded_bar(name: str, styles: Mapping[str, int], accuracy: Any) -> Bar:
+    """The share of right answers with its 95 % interval (Wilson)."""
+    bar = _share_bar(name, styles, _share(accuracy), counts_words(accuracy) or "")
+    interval = wilson(int(number_at(accuracy, "correct") or 0), int(number_at(accuracy, "of") or 0))
+    return bar._replace(low=interval[0] * 100, high=interval[1] * 100) if interval else bar
+
+
+def _graded(cells: Sequence[ResultCell]) -> Dict[str, Any]:
+    """Each server's {correct, of} at the lowest level, of those that were graded."""
+    found: Dict[str, Any] = {}
+    for cell in _lowest(cells):
+        found.setdefault(BASELINE, _first_known(value_at(cell.comparison, "baseline_accuracy"),
+                                                value_at(cell.baseline, "accuracy")))
+        if cell.configuration:
+            found[cell.configuration] = _first_known(value_at(cell.comparison, "speculative_accuracy"),
+                                                     value_at(cell.speculative, "accuracy"))
+    return {name: accuracy for name, accuracy in found.items() if _share(accuracy) is not None}
+
+
+def _map_section(cells: Sequence[ResultCell], styles: Mapping[str, int]) -> Optional[Section]:
+    """A map for each draft length that was measured, with the measured points on it."""
+    by_length: Dict[int, List[Tuple[ResultCell, MapPoint]]] = {}
+    for cell in _lowest(cells) if cells else ():
+        length, point = number_at(cell.comparison, "break_even", "draft_length"), _map_point(cell, styles)
+        if point and length and 1 <= length <= _LONGEST_DRAFT:
+            by_length.setdefault(int(length), []).append((cell, point))
+    if not by_length:
+        return None
+    maps = "".join(_map_figure(length, found) for length, found in sorted(by_length.items()))
+    lead = ("<p>A model of the speedup for each draft length: S = E / (1 + k c), with E = (1 − α<sup>k+1</sup>) / (1 − α) "
+            "tokens a step. Right of the heavy line speculation pays. The numbers on the map are measurements at the lowest "
+            "concurrency; the bands are predictions.</p>")
+    return ("map", "Break-even map", lead + f'<div class="grid">{maps}</div>' + _behind([_cost_table(cells)]))
+
+
+def _map_point(cell: ResultCell, styles: Mapping[str, int]) -> Optional[MapPoint]:
+    alpha = number_at(cell.comparison, "break_even", "acceptance_rate")
+    cost = number_at(cell.comparison, "break_even", "draft_cost", "value")
+    if alpha is None or cost is None or not 0 <= alpha <= 1 or not 0 <= cost < 100:
+        return None
+    return MapPoint(alpha, cost, styles[cell.configuration], f"{cell.configuration}, {cell.workload}")
+
+
+def _map_figure(length: int, found: Sequence[Tuple[ResultCell, MapPoint]]) -> str:
+    items = "".join(f"<li>{html_text(point.name)}: {times(cell.speedup)} "
+                    f"(predicted {times(speedup(point.alpha, length, point.cost))})</li>" for cell, point in found)
+    points = heat_map(f"Break-even map for draft length {length}", length, [point for _, point in found])
+    return f"<figure><figcaption>draft length {length}</figcaption>{points}<ol>{items}</ol></figure>"
+
+
+_COST_COLUMNS = (
+    Column("Workload"), Column("Configuration"), number("Concurrency"), number("Draft length"),
+    number("Acceptance rate", "", 2), number("Break-even acceptance", "", 2),
+    number("Cost of a drafted token", "target steps", 3), number("Cost of a step", "target steps", 2),
+    number("Best draft length"), number("Speedup predicted there", "", 2), number("Gain ends at concurrency", "", 1),
+    number("KV cache lost", "tokens"))
+
+
+def _cost_table(cells: Sequence[ResultCell]) -> Table:
+    paths = (("draft_length",), ("acceptance_rate",), ("break_even_acceptance",), ("draft_cost", "value"), ("step_cost", "value"),
+             ("best_draft_length",), ("best_speedup",), ("crossover", "concurrency"), ("kv_cache_tokens_lost",))
+    rows = [(cell.workload, cell.configuration, cell.concurrency,
+             *[number_at(cell.comparison, "break_even", *path) for path in paths]) for cell in cells]
+    return Table("What drafting costs and what it would need", _COST_COLUMNS, tuple(rows))
+
+
+# Where answers part: the same prompt on both servers, side by side.
+
+
+def _differences_section(cells: Sequence[ResultCell], runs: Sequence[Run]) -> Optional[Section]:
+    """The first differences of each measurement, as many as a reader can take in."""
+    texts = _answers_by_place(runs)
+    left, groups = _DIFFERENCES_IN_ALL, []
+    for cell in sorted(cells, key=lambda cell: cell.concurrency):
+        found = [each for each in list_at(cell.comparison, "text_comparison", "divergences") if isinstance(each, Mapping)]
+        found = found[:min(left, _DIFFERENCES_SHOWN)]
+        left -= len(found)
+        groups += [_difference_group(cell, found, texts)] if found else []
+    if not groups:
+        return None
+    lead = ("<p>Marked is where the texts part, from the first differing character on. The margin tells how far the other "
+            "server's token lies below the baseline's own choice: thousandths of a nat are a coin that rounding flips, "
+            "whole nats are not.</p>")
+    return ("differences", "Where answers part", lead + "".join(groups).replace("<details>", "<details open>", 1))
+
+
+def _difference_group(cell: ResultCell, found: Sequence[Record], texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
+    counts = f"{_decimal(cell.identical, 0)} of {_decimal(cell.compared, 0)} identical"
+    pairs = "".join(_difference_figure(cell, each, texts) for each in found)
+    return (f"<details><summary>{html_text(cell.configuration)} on {html_text(_where(cell))}: {counts}</summary>"
+            f"{pairs}</details>")
+
+
+_Place = Tuple[str, str, int]       # server, workload, level
+
+
+def _answers_by_place(runs: Sequence[Run]) -> Dict[_Place, List[Tuple[Run, Reply]]]:
+    found: Dict[_Place, List[Tuple[Run, Reply]]] = {}
+    for run in runs:
+        for each in run.passes:
+            if each.purpose == "timed":
+                place = (each.server, each.workload, each.concurrency)
+                found.setdefault(place, []).extend((run, reply) for reply in each.replies)
+    return found
+
+
+def _difference_figure(cell: ResultCell, divergence: Record, texts: Mapping[_Place, List[Tuple[Run, Reply]]]) -> str:
+    sides = ((text_at(cell.comparison, "baseline_label") or BASELINE, "baseline_tail"),
+             (cell.configuration, "speculative_tail"))
+    answers = {name: texts.get((name, cell.workload, cell.concurrency), []) for name, _ in sides}
+    boxes = "".join(_side_box(name, divergence, text_at(divergence, tail), answers[name]) for name, tail in sides)
+    asked = _question(text_at(divergence, "prompt_id"), answers[sides[0][0]])
+    return (f'<figure class="pair"><figcaption>{html_text(divergence_words(divergence))}</figcaption>'
+            f'{asked}<div class="sides">{boxes}</div></figure>')
+
+
+def _question(prompt_id: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
+    """What was asked last, where a run file tells."""
+    found = next((run.prompts.get(prompt_id) for run, reply in answers if reply.prompt_id == prompt_id), None)
+    words = text_at(found.messages[-1], "content") if found and found.messages else ""
+    return f'<p class="note">Asked: {html_text(_shortened(" ".join(words.split()), 200))}</p>' if words else ""
+
+
+def _side_box(name: str, divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> str:
+    """One server's text around the first difference; only what the notebook kept where no run file tells more."""
+    before, after = _around(divergence, tail, answers)
+    first = re.sub(r"(?s)(?<=\S)\s.*", "", after)[:24] or after[:1]       # the first word, with blanks before it
+    marked = f"<mark>{html_text(first)}</mark>{html_text(after[len(first):])}" if after else "<mark>(the text ends here)</mark>"
+    return f'<div><p class="side">{html_text(name)}</p><p class="text">{html_text(before)}{marked}</p></div>'
+
+
+def _around(divergence: Record, tail: str, answers: Sequence[Tuple[Run, Reply]]) -> Tuple[str, str]:
+    """The text before and from the first difference on. A run's text counts only if it goes on as the record says."""
+    place = number_at(divergence, "first_difference_at_char")
+    at = int(place or 0)
+    for _, reply in answers if place is not None else ():
+        text = (reply.reasoning if text_at(divergence, "channel") == "reasoning" else reply.content) or ""
+        if reply.prompt_id == text_at(divergence, "prompt_id") and text[at:at + len(tail)] == tail and text:
+            return ("…" if at > _BEFORE else "") + text[max(0, at - _BEFORE):at], _shortened(text[at:], _AFTER)
+    return ("… " if place else ""), _shortened(tail, _AFTER)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+_CATEGORY_COLUMNS = (
+    Column("Workload"), Column("Category"), Column("Configuration"), number("Concurrency"), number("Pairs"),
+    number("Speedup", "", 2), number("Low", "", 2), number("High", "", 2), number("Acceptance", "%", 0, 100),
+    number("Exact match", "%", 0, 100))
+
+
+def _category_section(cells: Sequence[ResultCell]) -> Optional[Section]:
+    rows = [_category_cells(cell, each) for cell in cells for each in list_at(cell.comparison, "break_even", "by_category")]
+    if not rows:
+        return None
+    table = Table("Speed and agreement by category of prompt", _CATEGORY_COLUMNS, tuple(rows))
+    return ("categories", "By category", table_html(table) if len(rows) <= 30 else _behind([table], f"{len(rows)} rows"))
+
+
+def _category_cells(cell: ResultCell, found: Any) -> Tuple[Cell, ...]:
+    paths = (("pairs",), ("decode_ratio", "value"), ("decode_ratio", "low"), ("decode_ratio", "high"),
+             ("acceptance_rate",), ("exact_match",))
+    return (cell.workload, text_at(found, "category") or None, cell.configuration, cell.concurrency,
+            *[number_at(found, *path) for path in paths])
+
+
+_OTHER_COLUMNS = (Column("Run"), Column("Date"), Column("Model"), Column("Workload"), Column("Configuration"),
+                  number("Concurrency"), number("Speedup", "", 2))
+
+
+def _others_section(everything: Sequence[ResultCell], shown_cells: Sequence[ResultCell]) -> Optional[Section]:
+    """What the notebook holds besides: other models, and older results of the same cell."""
+    on_page = {id(cell) for cell in shown_cells}
+    rows = [(cell.run, _when(cell)[:10] or None, text_at(cell.newest, "model") or None, cell.workload,
+             cell.configuration or BASELINE, cell.concurrency, cell.speedup)
+            for cell in everything if id(cell) not in on_page]
+    if not rows:
+        return None
+    lead = "<p>This page shows the latest results of the model that was measured last. The notebook also holds these.</p>"
+    return ("others", "Also in the notebook", lead + _behind([Table("Other results", _OTHER_COLUMNS, tuple(rows))],
+                                                             f"{len(rows)} results"))
+
+
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--ink:#1c2128;--soft:#57606a;--line:#d8dee4;--panel:#f6f8fa;--link:#0b57b0;
+--good:#116329;--bad:#a40e26;--mixed:#7d4e00;--mark:#ffe08a;--mark-ink:#1c2128;
+--s0:#0b5fc4;--s1:#b3470a;--s2:#1a7035;--s3:#7a3bd1;--s4:#b3216f;--s5:#0d6d80;--s6:#84610a;--s7:#505a66;
+--b0:#f0b48a;--b1:#f6ccae;--b2:#fbe6d6;--b3:#e3eefa;--b4:#c5dcf5;--b5:#a1c6ee;--b6:#7fb0e5;--b7:#5e99db}
+@media screen and (prefers-color-scheme:dark){:root{--bg:#0f1318;--ink:#e6eaef;--soft:#9ba6b2;--line:#2d353f;--panel:#171c23;--link:#7ab7ff;
+--good:#63d184;--bad:#ff8f8f;--mixed:#f0b352;--mark:#6b5200;--mark-ink:#fff3cf;
+--s0:#6cb0ff;--s1:#ff9b5e;--s2:#5fd07f;--s3:#c3a1ff;--s4:#ff8ac4;--s5:#4fd0e2;--s6:#e3c04c;--s7:#b4bfca;
+--b0:#6b3a17;--b1:#553119;--b2:#3a281c;--b3:#172a3f;--b4:#1b3a5c;--b5:#204b7a;--b6:#265d98;--b7:#2d70b8}}
+*{box-sizing:border-box}
+html{-webkit-text-size-adjust:100%;scroll-padding-top:1rem}
+body{margin:0 auto;max-width:1160px;padding:2rem 1.25rem 3rem;background:var(--bg);color:var(--ink);
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;overflow-wrap:break-word}
+h1{font-size:clamp(1.6rem,4vw,2.3rem);line-height:1.2;margin:.1rem 0 .4rem;letter-spacing:-.015em}
+h2{font-size:1.3rem;margin:0 0 .4rem;letter-spacing:-.01em}
+h3{font-size:1rem;margin:0 0 .3rem}
+p{margin:.3rem 0 .8rem;max-width:46rem}
+a{color:var(--link)}
+.eyebrow{margin:0;color:var(--soft);font-size:.85rem}
+.facts,.note{color:var(--soft)}
+.note{font-size:.875rem}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));gap:1rem;margin:1.2rem 0}
+.card{border:1px solid var(--line);border-left:4px solid var(--soft);border-radius:8px;padding:1rem 1.2rem;background:var(--panel)}
+.card p{margin:0}
+.card .word{font-size:1.35rem;font-weight:650;line-height:1.25;margin-bottom:.35rem}
+.good{border-left-color:var(--good)}.good .word{color:var(--good)}
+.bad{border-left-color:var(--bad)}.bad .word{color:var(--bad)}
+.mixed{border-left-color:var(--mixed)}.mixed .word{color:var(--mixed)}
+nav{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;padding:.7rem 0;border-block:1px solid var(--line);font-size:.9rem}
+nav a{text-decoration:none;padding:.2rem 0}nav a:hover{text-decoration:underline}
+section{margin-top:2.6rem}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,9.5rem),1fr));gap:.7rem 1.5rem;margin:.6rem 0 1.2rem}
+dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:.95rem;overflow-wrap:anywhere}
+.caveats,.advice{border-left:4px solid var(--mixed);background:var(--panel);border-radius:0 8px 8px 0;padding:.8rem 1.1rem;margin:1rem 0}
+.advice{border-left-color:var(--link)}
+.caveats ul,.advice ul{margin:.2rem 0;padding-left:1.2rem}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:1.4rem 1.6rem;margin:1rem 0}
+figure{margin:0;min-width:0}
+figcaption{font-weight:600;font-size:.95rem;margin-bottom:.35rem}
+figure ol{margin:.3rem 0 0;padding-left:1.6rem;font-size:.85rem;color:var(--soft)}
+svg{display:block;width:100%;max-width:480px;height:auto;font:11px system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
+svg text{fill:var(--ink);font-variant-numeric:tabular-nums}svg .soft{fill:var(--soft)}
+.c0{--c:var(--s0)}.c1{--c:var(--s1)}.c2{--c:var(--s2)}.c3{--c:var(--s3)}.c4{--c:var(--s4)}.c5{--c:var(--s5)}.c6{--c:var(--s6)}.c7{--c:var(--s7)}
+svg .grid{stroke:var(--line);stroke-width:1;fill:none}
+svg .ref{stroke:var(--ink);stroke-width:1.4;stroke-dasharray:5 3;fill:none}
+svg .line{stroke:var(--c);stroke-width:1.8;fill:none;stroke-linejoin:round}
+svg .whisker{stroke:var(--c);stroke-width:1;fill:none;opacity:.75}svg .over{stroke:var(--ink);opacity:.9}
+svg .mark{fill:var(--c);stroke:var(--bg);stroke-width:1}
+svg .bar{fill:var(--c)}svg .value{font-weight:600;paint-order:stroke;stroke:var(--bg);stroke-width:4px;stroke-linejoin:round}
+.b0{fill:var(--b0)}.b1{fill:var(--b1)}.b2{fill:var(--b2)}.b3{fill:var(--b3)}.b4{fill:var(--b4)}.b5{fill:var(--b5)}.b6{fill:var(--b6)}.b7{fill:var(--b7)}
+svg .contour{stroke:var(--ink);stroke-width:.6;opacity:.55;fill:none}svg .even{stroke:var(--ink);stroke-width:2.4;fill:none}
+svg .on-map{font-weight:600}
+svg .point{fill:var(--bg);stroke:var(--c);stroke-width:2.2}svg .tie{stroke:var(--ink);stroke-width:1}svg .spot{fill:var(--ink)}svg .digit{font-weight:700}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.8rem 0}
+.scroll:focus-visible,summary:focus-visible,a:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;font-weight:600;padding:.6rem .75rem}
+th,td{padding:.38rem .75rem;text-align:left;border-top:1px solid var(--line);vertical-align:top;white-space:nowrap}
+td:last-child{white-space:normal;min-width:9rem}td.n:last-child{min-width:0}
+thead th{color:var(--soft);font-weight:600;vertical-align:bottom;white-space:normal}
+tbody th{font-weight:600}.n{text-align:right}
+tbody tr:nth-child(even){background:var(--panel)}
+details{margin:.5rem 0;border-top:1px solid var(--line)}
+summary{cursor:pointer;padding:.55rem 0;font-weight:600;font-size:.92rem}
+.pair{margin:.4rem 0 1.2rem}.pair figcaption{font-weight:500;color:var(--soft);font-size:.875rem}
+.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,19rem),1fr));gap:.8rem}
+.sides>div{border:1px solid var(--line);border-radius:8px;padding:.6rem .9rem;min-width:0}
+.side{font-size:.8rem;color:var(--soft);margin:0 0 .2rem}
+.text{margin:0;font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+mark{background:var(--mark);color:var(--mark-ink);font-weight:700;text-decoration:underline;text-underline-offset:3px;border-radius:2px}
+footer{margin-top:3rem;border-top:1px solid var(--line);padding-top:.8rem;color:var(--soft);font-size:.875rem}
+@media print{body{max-width:none;padding:0;font-size:11pt}nav,details:not([open]){display:none}
+h2{break-after:avoid}figure,.card,tr{break-inside:avoid}section{margin-top:1.4rem}
+.scroll{overflow:visible;border:0}th,td{white-space:normal;padding:.2rem .4rem}table{font-size:8pt}.grid{grid-template-columns:1fr 1fr}}
+"""
 
 
 # ======================================================================================================================
@@ -6658,6 +7934,7 @@ class DemoOptions:
 
     @property
     def speculates(self) -> bool:
+        """Whether it drafts at all."""
         return self.drafter != "none"
 
     def pass_seconds(self, drafts: Sequence[Sequence[str]], prompt_tokens: int = 0) -> float:
@@ -6677,6 +7954,7 @@ class NgramIndex:
         self.tokens: List[str] = []
 
     def extend(self, tokens: Iterable[str]) -> None:
+        """Remember these tokens as what came next."""
         for token in tokens:
             place = len(self.tokens)
             for length in self._lengths:
@@ -6712,10 +7990,12 @@ class DemoSequence:
 
     @property
     def drafted(self) -> int:
+        """Tokens drafted for it so far."""
         return sum(drafted for drafted, _ in self.verified)
 
     @property
     def accepted(self) -> int:
+        """Of these accepted."""
         return sum(accepted for _, accepted in self.verified)
 
 
@@ -6895,11 +8175,13 @@ class DemoRequest:
 
     @property
     def finish_reason(self) -> Optional[str]:
+        """Why the answer ended, in OpenAI's words; None: it has not."""
         called = self.sequence.finish == "stop" and self._function is not None
         return "tool_calls" if called else self.sequence.finish
 
     @property
     def usage(self) -> Dict[str, Any]:
+        """Its tokens, counted."""
         prompt, completion = len(self.sequence.prompt.tokens), len(self.sequence.tokens)
         return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
@@ -6967,6 +8249,7 @@ class DemoDialect:
         return {"/health": str, "/v1/models": self.models, "/metrics": lambda: _exposition(self.metrics())}
 
     def models(self) -> Dict[str, Any]:
+        """The page /v1/models."""
         return {"object": "list", "data": [{
             "id": DEMO_MODEL, "object": "model", "created": int(self.started_at), "owned_by": self.owner,
             "root": DEMO_MODEL, "parent": None, "max_model_len": self.options.context_tokens}]}
@@ -7013,9 +8296,11 @@ class DemoDialect:
         return DemoRefusal(status, {"error": {"message": sentence, "type": kind, "param": param, "code": status}})
 
     def not_found(self) -> DemoRefusal:
+        """What it says of a path that it does not have."""
         return DemoRefusal(404, {"detail": "Not Found"})
 
     def chunk(self, request: DemoRequest, choices: Sequence[Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
+        """One chunk of a stream."""
         return {"id": f"chatcmpl-{request.id}", "object": "chat.completion.chunk", "created": request.created,
                 "model": DEMO_MODEL, "choices": choices, **more}
 
@@ -7079,6 +8364,7 @@ class LlamaCppDialect(DemoDialect):
                 "build_info": self.build}
 
     def slots(self) -> List[Dict[str, Any]]:
+        """The page /slots."""
         types = ",".join(filter(None, ("none", self.methods.get(self.options.drafter))))
         params = {"params": {"speculative.types": types}} if self.engine.counts["requests"] else {}
         return [{"id": number, "n_ctx": self.options.context_tokens, "speculative": self.options.speculates,
@@ -7601,7 +8887,7 @@ class Plan:
     """Everything that will be asked, in order, and what is to be said about it beforehand."""
 
     blocks: Tuple[Block, ...]
-    findings: Tuple[Remark, ...] = ()
+    remarks: Tuple[Remark, ...] = ()
 
     @property
     def prompts(self) -> Tuple[Prompt, ...]:
@@ -7632,7 +8918,7 @@ _TUTORIAL_LIMIT = 78
 def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
     """The blocks that a list of wishes comes to: no prompt is asked twice on a server, unless prompts are to be shared."""
     blocks: List[Block] = []
-    findings: List[Remark] = []
+    remarks: List[Remark] = []
     seen: Dict[str, None] = {}
     for wish in wishes:
         prompts = take(without_repeats(wish.prompts, seen), wish.limit)
@@ -7644,32 +8930,32 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
             own = prompts if share_prompts else slice_for_level(prompts, place, len(wish.levels))
             blocks.append(Block(wish.workload, level, own))
             if len(own) < level:
-                findings.append(Remark(f"{wish.workload} has {len(own)} prompts for concurrency {level}: never {level} requests at once.",
-                                        f"give it at least {level * len(wish.levels)} prompts, or raise --limit"))
+                remarks.append(Remark(f"{wish.workload} has {len(own)} prompts for concurrency {level}: never {level} requests at once.",
+                                      f"give it at least {level * len(wish.levels)} prompts, or raise --limit", about=wish.workload))
     if share_prompts and any(len(wish.levels) > 1 for wish in wishes):
-        findings.append(Remark("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
+        remarks.append(Remark("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
                                 "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
-    return Plan(tuple(blocks), tuple(findings))
+    return Plan(tuple(blocks), tuple(remarks))
 
 
 def wishes_of(options: Any) -> Tuple[List[Wish], List[Remark]]:
     """The workloads that the command line asks for, their files read."""
-    findings: List[Remark] = []
+    remarks: List[Remark] = []
     if options.suite == "lesson":
         return [Wish(name, _set_of(name), (10,) if name == "mixed" else (1,), options.limit or limit)
-                for name, limit in _LESSON_LIMITS.items()], findings
+                for name, limit in _LESSON_LIMITS.items()], remarks
     if options.suite == "tutorial":
-        chat = _prompts_of_file(options, "chat", findings) if options.prompts else _set_of("open")
+        chat = _prompts_of_file(options, "chat", remarks) if options.prompts else _set_of("open")
         sets = (("chat", chat), ("agent", _set_of("agent")), ("math", _set_of("math")))
-        return [Wish(name, prompts, options.concurrency or _TUTORIAL_LEVELS, options.limit or _TUTORIAL_LIMIT) for name, prompts in sets], findings
+        return [Wish(name, prompts, options.concurrency or _TUTORIAL_LEVELS, options.limit or _TUTORIAL_LIMIT) for name, prompts in sets], remarks
     names = options.prompt_set or (("file",) if options.prompts else (BUILTIN,))
     levels = options.concurrency or (1,)
     wishes = []
     for name in names:
-        prompts = _prompts_of_file(options, None, findings) if name == "file" else _set_of(name)
+        prompts = _prompts_of_file(options, None, remarks) if name == "file" else _set_of(name)
         workload = prompts[0].workload if name == "file" and len({prompt.workload for prompt in prompts}) == 1 else name
         wishes.append(Wish(workload, prompts, levels, options.limit))
-    return wishes, findings
+    return wishes, remarks
 
 
 def _set_of(name: str) -> Tuple[Prompt, ...]:
@@ -7682,15 +8968,15 @@ def _set_of(name: str) -> Tuple[Prompt, ...]:
     return tuple(replace(prompt, workload=name) for prompt in read_prompt_file(path).prompts)
 
 
-def _prompts_of_file(options: Any, workload: Optional[str], findings: List[Remark]) -> Tuple[Prompt, ...]:
+def _prompts_of_file(options: Any, workload: Optional[str], remarks: List[Remark]) -> Tuple[Prompt, ...]:
     if not options.prompts:
         raise MeasureError("--prompt-set file needs a file.", "name it with --prompts FILE")
     read = read_prompt_file(options.prompts, workload, options.prompt_key)
     for caveat in read.caveats[:5]:
-        findings.append(Remark(caveat.sentence, caveat.remedy))
+        remarks.append(Remark(caveat.sentence, caveat.remedy))
     if len(read.caveats) > 5:
-        findings.append(Remark(f"{options.prompts}: {len(read.caveats) - 5} more records like these."))
-    findings.append(Remark(f"{options.prompts}: {len(read.prompts)} prompts, {read.shape}."))
+        remarks.append(Remark(f"{options.prompts}: {len(read.caveats) - 5} more records like these."))
+    remarks.append(Remark(f"{options.prompts}: {len(read.prompts)} prompts, {read.shape}."))
     return read.prompts
 
 
@@ -7711,7 +8997,7 @@ class Session:
         self.passes: List[Pass] = []
         self.rulers: Dict[str, Ruler] = {}
         self.margins: Dict[Tuple[str, str, int, str, int], float] = {}
-        self.caveats: List[Caveat] = []
+        self.remarks: List[Remark] = []     # what is to be kept with the records
         self.interrupt = Interrupt(self.client)
         self.notebook: Any = None
         self.evidence: Optional[Journal] = None
@@ -7733,6 +9019,10 @@ class Session:
         """What has been measured so far, together with a baseline that was measured before (--baseline-run)."""
         own = self.run_alone()
         return own if self.baseline_run is None else replace(joined(self.baseline_run, [own]), label=own.label, path=own.path)
+
+    def caveats_about(self, workload: str, *labels: str) -> List[Caveat]:
+        """The caveats of the whole run that concern a workload and these servers."""
+        return [remark.caveat() for remark in self.remarks if remark.about in ("", workload, *labels)]
 
     def prompt(self, identity: str) -> Prompt:
         """The planned prompt of that id."""
@@ -7767,7 +9057,8 @@ def measure(options: Any) -> int:
             interrupt.measuring = False
             _open_journals(session)
             _meet_servers(session, notes)
-            _warm_up(session, max(1, min(plan.levels)))
+            _warm_up(session, 1)
+            _append(session, session.evidence, run_records(session.run_alone(), options.no_texts))
             _tell_plan(session)
             interrupt.measuring = True
             for block in plan.blocks:
@@ -7811,27 +9102,26 @@ def run_file_path(labbook: str, label: str, started_at: str) -> str:
 
 
 def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
-    """Identify every server, look them over, rehearse; all findings are said before the first timed request."""
+    """Identify every server, look them over, rehearse; all remarks are said before the first timed request."""
     options, screen = session.options, session.screen
-    findings: List[Remark] = list(notes) + list(session.plan.findings)
+    remarks: List[Remark] = list(notes) + list(session.plan.remarks)
     for target in targets_of(options):
         arm, found = identify(session.client, target, os.environ.get(options.api_key_env), options, screen.say)
         session.arms.append(arm)
-        findings += found
-    findings += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
+        remarks += found
+    remarks += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
     if options.repeats > 1 and not options.share_prompts:
-        findings.append(Remark(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
+        remarks.append(Remark(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
                                 "use --repeats 1 and more prompts to measure those"))
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
-        findings += found
+        remarks += found
         for arm, reply in zip(session.arms, replies):
             _remember_speed(session, arm, reply)
-    _tell(screen, findings)
-    session.caveats = [finding.caveat() for finding in findings if finding.remedy or finding.grave]
+    _tell(screen, remarks)
+    session.remarks = [remark for remark in remarks if remark.remedy or remark.grave]
     if session.baseline_run is not None:
         _refuse_unlike(session.baseline_run, replace(session.run_alone(), path="this run"))
-    _append(session, session.evidence, run_records(session.run_alone(), options.no_texts))
 
 
 def _arms_in_order(session: Session) -> List[Arm]:
@@ -7842,9 +9132,9 @@ def _longest(plan: Plan) -> int:
     return max(len(json.dumps([list(prompt.messages), prompt.tools], ensure_ascii=False)) for prompt in plan.prompts)
 
 
-def _tell(screen: Screen, findings: Iterable[Remark]) -> None:
-    for finding in findings:
-        screen.say(f"{'warning' if finding.grave else 'note'}: {finding.sentence}" + (f"  Try: {finding.remedy}." if finding.remedy else ""))
+def _tell(screen: Screen, remarks: Iterable[Remark]) -> None:
+    for remark in remarks:
+        screen.say(f"{'warning' if remark.grave else 'note'}: {remark.sentence}" + (f"  Try: {remark.remedy}." if remark.remedy else ""))
 
 
 def targets_of(options: Any) -> List[Target]:
@@ -7962,6 +9252,7 @@ def _passes_of_block(session: Session, block: Block) -> List[Pass]:
                     passes.append(_whole_pass(session, lane, played, before, facts))
         if session.interrupt.requested or _precise(session, played, block):
             break
+    _tell_precision(session, played, block)
     if passes:
         return sorted(passes, key=lambda one: [arm.server.label for arm in arms].index(one.server))
     return [_whole_pass(session, lane, played, before, facts) for lane in lanes]
@@ -8031,14 +9322,29 @@ def _whole_pass(session: Session, lane: Lane, played: Mapping[str, Sequence[Play
     return pass_of(session.client, lane, whole, {**facts, "interrupted": session.interrupt.requested}, before[label])
 
 
+def _ratios_so_far(played: Mapping[str, Sequence[Played]]) -> List[Optional[Ratio]]:
+    first, *others = ([reply for part in parts for reply in part.replies if reply.ok] for parts in played.values())
+    return [decode_ratio(first, other) for other in others]
+
+
 def _precise(session: Session, played: Mapping[str, Sequence[Played]], block: Block) -> bool:
     """Whether every configuration's interval is as narrow as --precision asks."""
     wanted = session.options.precision
-    if wanted is None:
-        return False
-    first, *others = ([reply for part in parts for reply in part.replies if reply.ok] for parts in played.values())
-    ratios = [decode_ratio(first, other) for other in others]
+    ratios = [] if wanted is None else _ratios_so_far(played)
     return bool(ratios) and all(precise_enough(ratio, wanted) for ratio in ratios)
+
+
+def _tell_precision(session: Session, played: Mapping[str, Sequence[Played]], block: Block) -> None:
+    """Why measuring for --precision ended: narrow enough, or no prompts left."""
+    if session.options.precision is None or session.interrupt.requested or len(played) < 2:
+        return
+    asked = len({reply.prompt_id for parts in played.values() for part in parts for reply in part.replies})
+    where = f"precision, {block.workload} at {block.concurrency}: {asked} of {len(block.prompts)} prompts asked"
+    widths = [half_width(ratio) for ratio in _ratios_so_far(played)]
+    told = max((width for width in widths if width is not None), default=None)
+    shown_width = "no interval yet" if told is None else f"the widest interval is +-{told:.1%} of its ratio"
+    end = "narrow enough" if _precise(session, played, block) else "no prompts are left"
+    session.screen.say(f"{where}; {shown_width}: {end}")
 
 
 def _floor_wanted(session: Session, done: Sequence[Pass]) -> bool:
@@ -8088,15 +9394,10 @@ def _keep_pass(session: Session, one: Pass) -> None:
     session.failed = session.failed or any(not reply.ok for reply in one.replies)
     _append(session, session.evidence, pass_records(one))
     record = endpoint_record(session.run_alone(), one)
-    record["caveats"] += [as_json(caveat) for caveat in session.caveats if _is_about(caveat, one.server, session.arms)]
+    record["caveats"] += [as_json(caveat) for caveat in session.caveats_about(one.workload, one.server)]
     _append(session, session.notebook, [record])
     session.screen.clear_bar()
     session.screen.show(endpoint_block(record, session.screen.width()) + [""])
-
-
-def _is_about(caveat: Caveat, label: str, arms: Sequence[Arm]) -> bool:
-    """Whether a caveat belongs to a server: those that begin with another server's name do not."""
-    return not any(caveat.sentence.startswith((f"{arm.server.label}:", f"{arm.server.label} ")) for arm in arms if arm.server.label != label)
 
 
 def _append(session: Session, journal: Any, records: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
@@ -8160,7 +9461,7 @@ def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> 
             return
         if mine is None:
             session.screen.say(f"note: {base.server.label} gives no logprobs: near ties cannot be told, the noise floor alone decides.")
-            session.caveats.append(Caveat("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
+            session.remarks.append(Remark("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
             return
         told[prompt.id] = mine
         changes += logprob_changes(mine, _logprobs(session, arm, prompt) or ())
@@ -8198,9 +9499,12 @@ def _logprobs(session: Session, arm: Arm, prompt: Prompt) -> Optional[List[Mappi
 def _conclude(session: Session) -> int:
     """Comparisons into the notebook and onto the screen; the exit code."""
     run = session.run()
-    records = [comparison_record(run, cell, session.caveats) for cell in compare_run(run)]
+    records = [comparison_record(run, cell, session.caveats_about(cell.workload, cell.baseline_label, cell.speculative_label))
+               for cell in compare_run(run)]
     _append(session, session.notebook, records)
     show_comparisons(session.screen, records)
+    if len(records) > 1:
+        _show_tables(session, records)
     if session.evidence is not None:
         session.screen.say(f"evidence: {session.evidence.path}   notebook: {session.notebook.path}")
     if session.options.export_json:
@@ -8208,6 +9512,13 @@ def _conclude(session: Session) -> int:
     if session.interrupt.requested:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if session.failed or _fails_on(session.options.fail_on, records) else EXIT_OK
+
+
+def _show_tables(session: Session, records: Sequence[Mapping[str, Any]]) -> None:
+    """The cells of a large run side by side: the lesson's table for its suite, else the tutorial's."""
+    whole = _notebook_records(session, records)
+    for made in [lesson_table(whole)] if session.options.suite == "lesson" else tutorial_tables(whole):
+        session.screen.show(table_text(made, session.screen.width(), _encoding(session.screen)) + "\n")
 
 
 def _notebook_records(session: Session, comparisons: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
@@ -8258,16 +9569,16 @@ def check(options: Any) -> int:
     finally:
         client.close()
     arms = sorted((arm for arm, _ in found), key=lambda arm: arm.server.label != BASELINE)
-    findings = [finding for _, told in found for finding in told] + list(notes) + list(plan.findings)
-    findings += examine(arms, plan.levels, _longest(plan), options.max_tokens, os.environ)
+    remarks = [remark for _, told in found for remark in told] + list(notes) + list(plan.remarks)
+    remarks += examine(arms, plan.levels, _longest(plan), options.max_tokens, os.environ)
     for arm in arms:
         screen.show(server_lines(arm))
-    for finding in findings:
-        mark = "PROBLEM" if finding.grave else "note"
-        screen.show(wrapped(terminal_text(f"{mark}: {finding.sentence}"), screen.width()))
-        if finding.remedy:
-            screen.show(wrapped(terminal_text(f"  try: {finding.remedy}"), screen.width()))
-    grave = any(finding.grave for finding in findings)
+    for remark in remarks:
+        mark = "PROBLEM" if remark.grave else "note"
+        screen.show(wrapped(terminal_text(f"{mark}: {remark.sentence}"), screen.width()))
+        if remark.remedy:
+            screen.show(wrapped(terminal_text(f"  try: {remark.remedy}"), screen.width()))
+    grave = any(remark.grave for remark in remarks)
     screen.show("not ready: see the problems above" if grave else "ready to measure")
     return EXIT_FAILED if grave else EXIT_OK
 
@@ -8436,6 +9747,62 @@ def breakeven(options: Any) -> int:
         return EXIT_OK
     cost = 0.1 if options.draft_cost is None else options.draft_cost
     screen.show(table_text(speedup_map_table(cost), screen.width(), _encoding(screen)))
+    return EXIT_OK
+
+
+def breakeven_lines(alpha: float, cost: float, k: int) -> List[str]:
+    """What the arithmetic says of one acceptance, draft cost and draft length, a fact a line."""
+    gain, threshold = speedup(alpha, k, cost), break_even_alpha(k, cost)
+    best, best_gain = best_draft_length(alpha, cost)
+    return [f"acceptance {alpha:.2f}, draft cost {cost:.2f} target steps a token, draft length {k}",
+            f"  tokens a target pass   E = {expected_tokens(alpha, k):.3f}",
+            f"  predicted speedup      S = {gain:.3f}x: drafting {'pays' if gain > 1 else 'does not pay'}",
+            f"  break-even acceptance  {'none: it never pays' if threshold is None else f'{threshold:.2f}'} at this cost and length",
+            f"  best draft length      {best}" + (f", predicted {best_gain:.3f}x" if best else ": do not draft")]
+
+
+def breakeven_table() -> Table:
+    """The lesson's table: the acceptance from which drafting pays, by draft length and draft cost."""
+    costs = (0.10, 0.20, 0.35)
+    columns = (Column("k", align="right"), *(number(f"c = {cost:.2f}", decimals=2) for cost in costs))
+    rows = tuple((str(k), *(_first_even(k, cost) for cost in costs)) for k in (2, 4, 8))
+    return Table("Break-even acceptance", columns, rows, (
+        "The smallest acceptance, in hundredths, whose speedup S reads 1.00 or more.", "Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318"))
+
+
+def _first_even(k: int, cost: float) -> Optional[float]:
+    """As the lesson's table counts: acceptances in hundredths, speedups with two decimals."""
+    return next((step / 100 for step in range(1, 100) if round(speedup(step / 100, k, cost), 2) >= 1), None)
+
+
+def speedup_map_table(cost: float) -> Table:
+    """The map S(a, k) at one draft cost; the best length of each row is marked."""
+    lengths = (1, 2, 3, 4, 6, 8, 12, 16)
+    columns = (number("acceptance", decimals=2), *(Column(f"k = {k}", align="right") for k in lengths))
+    rows = []
+    for alpha, gains in speedup_rows(cost, [step / 10 for step in range(1, 10)] + [0.95], lengths):
+        best = max(gains)
+        rows.append((alpha, *(f"{gain:.2f}{'*' if gain == best and gain > 1 else ' '}" for gain in gains)))
+    return Table(f"Predicted speedup at draft cost {cost:g} target steps a token", columns, tuple(rows),
+                 ("* the best length of the row, where any pays; below 1.00 drafting costs time",))
+
+
+def _show_measured_costs(screen: Screen, records: Sequence[Mapping[str, Any]]) -> int:
+    """What was measured, cell by cell: acceptance, cost of a draft, break-even, best length; predictions are called so."""
+    columns = (Column("workload"), Column("configuration"), number("level"), number("acceptance", decimals=2), number("draft cost", "target steps", 3),
+               number("break-even", "acceptance", 2), number("k"), number("decode ratio", "x", 2), number("best k (predicted)"),
+               number("at best k (predicted)", "x", 2))
+    rows = []
+    for record in records:
+        told = _dict(record.get("break_even"))
+        rows.append((text_at(record, "workload"), text_at(record, "speculative_label"), number_at(record, "concurrency"), told.get("acceptance_rate"),
+                     _dict(told.get("draft_cost")).get("value"), told.get("break_even_acceptance"), told.get("draft_length"),
+                     number_at(record, "decode_ratio", "value"), told.get("best_draft_length"), told.get("best_speedup")))
+    if not rows:
+        raise MeasureError("There is no comparison in these files.", "measure a baseline and a server with speculation first")
+    screen.show(table_text(Table("Break-even, from what was measured", columns, tuple(rows)), screen.width(), _encoding(screen)))
+    advised = [f"{text_at(record, 'workload')}, {text_at(record, 'speculative_label')}: {line}" for record in records for line in list_at(record, "advice")]
+    screen.show([""] + [terminal_text(line) for line in advised] if advised else [])
     return EXIT_OK
 
 

@@ -5,6 +5,7 @@ Not a test. `notebook()` gives the records of the tutorial's experiment (7 confi
 """
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -126,13 +127,12 @@ def comparison(base: Dict[str, Any], spec: Dict[str, Any], speedup: float, luck:
 
 
 def divergence(index: int, luck: random.Random) -> Dict[str, Any]:
-    """A fork some way into an answer."""
-    place = 40 + luck.randrange(300)
-    return {"prompt_index": index, "prompt_id": f"p{index:02d}", "kind": "fork", "channel": "content",
-            "first_difference_at_char": place, "first_difference_at_byte": place + 2,
-            "baseline_tail": "which keeps the harbour calm in winter, as the pilots say and",
-            "speculative_tail": "that keeps the harbour calm in winter, as the pilots say and ",
-            "margin_nats": round(luck.random() * 0.06, 4), "detail": ""}
+    """A fork at the place where the answers of `reply` part."""
+    before, after = reply(3 * index, "baseline").content or "", reply(3 * index, "ngram").content or ""
+    place = next(i for i, (one, other) in enumerate(zip(before, after)) if one != other)
+    return {"prompt_index": 3 * index, "prompt_id": f"p{3 * index:02d}", "kind": "fork", "channel": "content",
+            "first_difference_at_char": place, "first_difference_at_byte": place, "baseline_tail": before[place:place + 60],
+            "speculative_tail": after[place:place + 60], "margin_nats": round(luck.random() * 0.06, 4), "detail": ""}
 
 
 def runs(configurations: Sequence[str] = tuple(CONFIGURATIONS)) -> List[ms.Run]:
@@ -147,6 +147,7 @@ def runs(configurations: Sequence[str] = tuple(CONFIGURATIONS)) -> List[ms.Run]:
                    path="labbook.runs/20260101T120000Z-l40s.jsonl")]
 
 
+@functools.lru_cache(maxsize=None)
 def reply(index: int, name: str, words: int = 180) -> ms.Reply:
     """An answer of `words` words; every server but the baseline takes another word a third of the way in."""
     luck = random.Random(index)

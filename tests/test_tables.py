@@ -1,6 +1,8 @@
 """Section Tables: one Table in several renderings, hostile text, the lesson's and the tutorial's tables, the screen."""
 from __future__ import annotations
 
+import ast
+import pathlib
 import unittest
 
 import measure_speculative as ms
@@ -207,7 +209,7 @@ class Blocks(unittest.TestCase):
 
     def test_comparison_block_tells_words_reasons_and_places(self):
         text = "\n".join(ms.comparison_block(made.notebook()[2], 120))
-        for fact in ("ngram against baseline", "of 26 answers", "noise floor", "at character 254 (byte 256)", "margin 0.0151 nats",
+        for fact in ("ngram against baseline", "of 26 answers", "noise floor", "at character 318 (byte 318)", "margin 0.0489 nats",
                      "1.38× [1.30, 1.46] from 26 pairs", "FASTER", "ROUNDING ONLY", "its interval excludes 1"):
             self.assertIn(fact, text)
         self.assertTrue(ms.comparison_block({}))
@@ -244,6 +246,14 @@ class Notebook(unittest.TestCase):
         ms.tutorial_tables([record])
         ms.lesson_table([record])
         ms.notebook_listing([record])
+
+
+class OneFile(unittest.TestCase):
+    def test_no_name_is_defined_twice(self):
+        """In one file of many rooms the later definition would silently replace the earlier."""
+        names = [node.name for node in ast.parse(pathlib.Path(ms.__file__).read_text("utf-8")).body
+                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        self.assertEqual({name for name in names if names.count(name) > 1}, set())
 
 
 if __name__ == "__main__":
