@@ -1509,10 +1509,12 @@ class Framing:
                 return False
             if size == 0:           # trailers, if any, end with an empty line
                 self._frame = position
-                self.end = data.find(b"\r\n\r\n", line_end, line_end + MAX_HEAD_BYTES) + 4
-                if self.end < 4:
-                    self.end, self.broken = 0, "the response's trailers do not end" if available >= line_end + MAX_HEAD_BYTES else None
-                return self.end > 0
+                end = data.find(b"\r\n\r\n", line_end, line_end + MAX_HEAD_BYTES)
+                if end >= 0:
+                    self.end = end + 4
+                elif available >= line_end + MAX_HEAD_BYTES:
+                    self.broken = "the response's trailers do not end"
+                return end >= 0
             frame_end = line_end + size + 4
             if frame_end > available:
                 self._frame_end = frame_end
@@ -1812,8 +1814,8 @@ class _Draft:
                 self.first_answer_s = at_s
         if ids and isinstance(ids, list):
             self.token_ids += [token for token in ids if isinstance(token, int)]
-        if choice.get("finish_reason") is not None:
-            self.finish_reason = str(choice["finish_reason"])
+        if isinstance(choice.get("finish_reason"), str):
+            self.finish_reason = choice["finish_reason"]
 
     def take_text(self, delta: Mapping[str, Any]) -> Optional[bool]:
         """Keep a delta's text. True: it holds a piece of the answer; False: only of the reasoning; None: nothing."""
