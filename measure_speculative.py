@@ -1845,7 +1845,10 @@ class _Draft:
             parts = self.calls.setdefault(index if isinstance(index, int) else place, ([], []))
             for slot, key in enumerate(("name", "arguments")):
                 piece = function.get(key)
-                found = self._keep(parts[slot], _json_text(piece) if isinstance(piece, dict) else piece) or found
+                piece = _json_text(piece) if isinstance(piece, dict) else piece
+                if piece and isinstance(piece, str):
+                    parts[slot].append(piece)
+                    found = True
         return found
 
 
