@@ -8931,10 +8931,11 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
     """The blocks that a list of wishes comes to: no prompt is asked twice on a server, unless prompts are to be shared."""
     blocks: List[Block] = []
     remarks: List[Remark] = []
-    seen: Dict[str, None] = {}
+    seen: Set[str] = set()
+    names: Set[str] = set()
     for wish in wishes:
-        prompts = take(without_repeats(wish.prompts, seen), wish.limit)
-        seen.update(dict.fromkeys(map(prompt_sha256, prompts)))
+        prompts = _with_own_names(take(without_repeats(wish.prompts, seen), wish.limit), wish.workload, names)
+        seen.update(map(prompt_sha256, prompts))
         if len(prompts) < len(wish.levels) and not share_prompts or not prompts:
             raise MeasureError(f"The workload {wish.workload} has {len(prompts)} prompts for {len(wish.levels)} concurrency levels.",
                                "give it more prompts, or name fewer levels: each level needs prompts of its own")
@@ -8946,8 +8947,20 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
                                       f"give it at least {level * len(wish.levels)} prompts, or raise --limit", about=wish.workload))
     if share_prompts and any(len(wish.levels) > 1 for wish in wishes):
         remarks.append(Remark("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
-                                "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
+                              "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
     return Plan(tuple(blocks), tuple(remarks))
+
+
+def _with_own_names(prompts: Sequence[Prompt], workload: str, taken: Set[str]) -> Tuple[Prompt, ...]:
+    """The prompts under ids that no other workload uses: answers are matched by them."""
+    named = []
+    for prompt in prompts:
+        identity, number_ = prompt.id, 2
+        while identity in taken:
+            identity, number_ = f"{workload}:{prompt.id}" if number_ == 2 else f"{workload}:{prompt.id}-{number_}", number_ + 1
+        taken.add(identity)
+        named.append(replace(prompt, id=identity))
+    return tuple(named)
 
 
 def wishes_of(options: Any) -> Tuple[List[Wish], List[Remark]]:
@@ -9124,7 +9137,7 @@ def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     remarks += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
     if options.repeats > 1 and not options.share_prompts:
         remarks.append(Remark(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
-                                "use --repeats 1 and more prompts to measure those"))
+                              "use --repeats 1 and more prompts to measure those"))
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
         remarks += found
