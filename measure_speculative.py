@@ -1509,10 +1509,12 @@ class Framing:
                 return False
             if size == 0:           # trailers, if any, end with an empty line
                 self._frame = position
-                self.end = data.find(b"\r\n\r\n", line_end, line_end + MAX_HEAD_BYTES) + 4
-                if self.end < 4:
-                    self.end, self.broken = 0, "the response's trailers do not end" if available >= line_end + MAX_HEAD_BYTES else None
-                return self.end > 0
+                end = data.find(b"\r\n\r\n", line_end, line_end + MAX_HEAD_BYTES)
+                if end >= 0:
+                    self.end = end + 4
+                elif available >= line_end + MAX_HEAD_BYTES:
+                    self.broken = "the response's trailers do not end"
+                return end >= 0
             frame_end = line_end + size + 4
             if frame_end > available:
                 self._frame_end = frame_end
@@ -1812,8 +1814,8 @@ class _Draft:
                 self.first_answer_s = at_s
         if ids and isinstance(ids, list):
             self.token_ids += [token for token in ids if isinstance(token, int)]
-        if choice.get("finish_reason") is not None:
-            self.finish_reason = str(choice["finish_reason"])
+        if isinstance(choice.get("finish_reason"), str):
+            self.finish_reason = choice["finish_reason"]
 
     def take_text(self, delta: Mapping[str, Any]) -> Optional[bool]:
         """Keep a delta's text. True: it holds a piece of the answer; False: only of the reasoning; None: nothing."""
@@ -1843,7 +1845,10 @@ class _Draft:
             parts = self.calls.setdefault(index if isinstance(index, int) else place, ([], []))
             for slot, key in enumerate(("name", "arguments")):
                 piece = function.get(key)
-                found = self._keep(parts[slot], _json_text(piece) if isinstance(piece, dict) else piece) or found
+                piece = _json_text(piece) if isinstance(piece, dict) else piece
+                if piece and isinstance(piece, str):
+                    parts[slot].append(piece)
+                    found = True
         return found
 
 
@@ -7063,12 +7068,17 @@ def _server_table(passes: Sequence[Record]) -> Table:
     return Table("The servers, as they or the user told", _SERVER_COLUMNS, tuple(rows))
 
 
+_NUMBER_IN_WORDS = re.compile(r"\d[\d.,]*")
+
+
 def _caveat_list(records: Sequence[Record]) -> str:
-    """Each caveat once, with its remedy and how many records carry it."""
+    """Each caveat once, with its remedy and how many records carry it; those that differ in a number alone are one."""
     counts: Dict[Tuple[str, str], int] = {}
+    alike: Dict[str, Tuple[str, str]] = {}
     for record in records:
         for caveat in list_at(record, "caveats"):
-            key = (text_at(caveat, "sentence") or str(caveat), text_at(caveat, "remedy"))
+            sentence = text_at(caveat, "sentence") or str(caveat)
+            key = alike.setdefault(_NUMBER_IN_WORDS.sub("#", sentence), (sentence, text_at(caveat, "remedy")))
             counts[key] = counts.get(key, 0) + 1
     items = "".join(f"<li><strong>{html_text(sentence)}</strong> {html_text(remedy)} "
                     f'<span class="note">({count} of {len(records)} records)</span></li>'
@@ -8921,10 +8931,11 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
     """The blocks that a list of wishes comes to: no prompt is asked twice on a server, unless prompts are to be shared."""
     blocks: List[Block] = []
     remarks: List[Remark] = []
-    seen: Dict[str, None] = {}
+    seen: Set[str] = set()
+    names: Set[str] = set()
     for wish in wishes:
-        prompts = take(without_repeats(wish.prompts, seen), wish.limit)
-        seen.update(dict.fromkeys(map(prompt_sha256, prompts)))
+        prompts = _with_own_names(take(without_repeats(wish.prompts, seen), wish.limit), wish.workload, names)
+        seen.update(map(prompt_sha256, prompts))
         if len(prompts) < len(wish.levels) and not share_prompts or not prompts:
             raise MeasureError(f"The workload {wish.workload} has {len(prompts)} prompts for {len(wish.levels)} concurrency levels.",
                                "give it more prompts, or name fewer levels: each level needs prompts of its own")
@@ -8936,8 +8947,20 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
                                       f"give it at least {level * len(wish.levels)} prompts, or raise --limit", about=wish.workload))
     if share_prompts and any(len(wish.levels) > 1 for wish in wishes):
         remarks.append(Remark("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
-                                "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
+                              "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
     return Plan(tuple(blocks), tuple(remarks))
+
+
+def _with_own_names(prompts: Sequence[Prompt], workload: str, taken: Set[str]) -> Tuple[Prompt, ...]:
+    """The prompts under ids that no other workload uses: answers are matched by them."""
+    named = []
+    for prompt in prompts:
+        identity, number_ = prompt.id, 2
+        while identity in taken:
+            identity, number_ = f"{workload}:{prompt.id}" if number_ == 2 else f"{workload}:{prompt.id}-{number_}", number_ + 1
+        taken.add(identity)
+        named.append(replace(prompt, id=identity))
+    return tuple(named)
 
 
 def wishes_of(options: Any) -> Tuple[List[Wish], List[Remark]]:
@@ -9114,7 +9137,7 @@ def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     remarks += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
     if options.repeats > 1 and not options.share_prompts:
         remarks.append(Remark(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
-                                "use --repeats 1 and more prompts to measure those"))
+                              "use --repeats 1 and more prompts to measure those"))
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
         remarks += found
@@ -9508,7 +9531,8 @@ def _conclude(session: Session) -> int:
     if len(records) > 1:
         _show_tables(session, records)
     if session.evidence is not None:
-        session.screen.say(f"evidence: {session.evidence.path}   notebook: {session.notebook.path}")
+        session.screen.say(f"notebook: {session.notebook.path}")
+        session.screen.say(f"evidence: {session.evidence.path}")
     if session.options.export_json:
         write_text(session.options.export_json, json.dumps(export_json(_notebook_records(session, records)), indent=2) + "\n", session.screen)
     if session.interrupt.requested:

@@ -388,11 +388,12 @@ def without_own_counts(connection: Any) -> None:
 class TestMetrics(FaultCase):
     def test_the_page_after_a_pass(self):
         for name, reason in METRICS_FATES.items():
-            with self.subTest(name), Bench() as bench, small_limits(), FakeServer("vllm", speculation=Speculation()) as server:
+            with self.subTest(name), Bench() as bench, small_limits(), FakeServer("vllm") as base, \
+                    FakeServer("vllm", speculation=Speculation()) as server:
                 server.script("chat", then=without_own_counts)
                 server.script("metrics", ["ok", "ok"], then=step(name))
-                done = bench.measure(server.url, None, "--warmup", "0")
-                record = done.endpoints[0]
+                done = bench.measure(base.url, server.url, "--warmup", "0")
+                record = done.endpoints[1]
                 self.assertEqual((done.code, record["completed"]), (0, 2), "answers count, whatever becomes of the page")
                 self.assertIsNotNone(record["output_tokens_per_s"])
                 acceptance = record["acceptance"]

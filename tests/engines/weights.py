@@ -4,13 +4,14 @@
     weights.py stranger OUT.gguf        a random model of another vocabulary: a draft model that no target can use
     weights.py hf IN.gguf OUT           the same weights as safetensors, with config and tokenizer, for vLLM and SGLang
 """
+import importlib
 import json
 import pathlib
 import struct
 import sys
 
-import gguf
-import numpy as np
+gguf = importlib.import_module("gguf")     # there only inside the venv: the tests themselves need nothing
+np = importlib.import_module("numpy")
 
 CONTROL, USER_DEFINED = 3, 4    # token types of a GGUF
 
