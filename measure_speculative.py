@@ -77,7 +77,7 @@ import urllib.parse
 import zlib
 from array import array
 from collections import Counter, deque
-from dataclasses import dataclass, field, fields, MISSING, replace
+from dataclasses import dataclass, field, MISSING, replace
 from statistics import NormalDist
 from typing import (
     Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set,
@@ -8298,7 +8298,7 @@ class DemoDialect:
         try:
             body = json.loads(payload)
         except ValueError as error:
-            raise self.refusal(400, f"JSON decode error: {error}", "Bad Request", "body")
+            raise self.refusal(400, f"JSON decode error: {error}", "Bad Request", "body") from None
         messages = body.get("messages") if isinstance(body, dict) else None
         if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
             raise self.refusal(400, "1 validation error: 'messages': Field required", "Bad Request", "body.messages")
@@ -8807,7 +8807,7 @@ def start_demo_server(dialect: str = "llama.cpp", drafter: str = "none", flags: 
     # A Ctrl-C at the terminal is ours alone: the pass under way is still to be recorded.
     apart: Dict[str, Any] = {"start_new_session": True}
     if os.name == "nt":
-        apart = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP")}
+        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}     # type: ignore[attr-defined]
     process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)
     port = process.stdout.readline().strip().decode()
     server = DemoServer(f"http://127.0.0.1:{port}/v1", dialect, drafter, process)

@@ -26,7 +26,7 @@ def commands(text):
 
 class Commands(ProgramTest):
     def test_every_example_in_help_is_read(self):
-        for verb, (make_parser, _) in ms.VERBS.items():
+        for make_parser, _ in ms.VERBS.values():
             for command in commands(make_parser().format_help()):
                 with self.subTest(command):
                     ms.parse_arguments(shlex.split(command))

@@ -46,7 +46,7 @@ class Shape(unittest.TestCase):
     def test_sections_come_in_order_and_say_their_kind(self):
         numbers = [number for _, number, _, _ in banners()]
         self.assertEqual(numbers, list(range(1, 17)))
-        for _, number, title, kind in banners():
+        for _, _, title, kind in banners():
             self.assertRegex(kind, "pure|I/O", title)
 
     def test_a_section_uses_only_what_stands_above_it(self):

@@ -106,7 +106,10 @@ class ReadingBack(ProgramTest):
         self.assertEqual(bad, [])
         again = [ms.endpoint_record(run, one) for one in run.passes]
         live = [record for record in outcome.records if record["kind"] == "endpoint"]
-        key = lambda record: (record["server_label"], record["purpose"])
+
+        def key(record):
+            return record["server_label"], record["purpose"]
+
         for one, other in zip(sorted(again, key=key), sorted(live, key=key)):
             for name in one:
                 if name not in ("recorded_at", "caveats"):

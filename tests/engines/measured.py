@@ -1,5 +1,4 @@
 """What the tests of all engines share: the tool run as a user runs it, and its records held against what servers say."""
-import contextlib
 import json
 import os
 import pathlib
@@ -60,10 +59,10 @@ class EngineTest(unittest.TestCase):
     """A test that runs the tool in a folder of its own."""
 
     def setUp(self):
-        self.folder = pathlib.Path(self.enterContext_(tempfile.TemporaryDirectory(prefix="measure-engines-")))
+        self.folder = pathlib.Path(self.entered(tempfile.TemporaryDirectory(prefix="measure-engines-")))
         self.note("")
 
-    def enterContext_(self, context):
+    def entered(self, context):
         """Enter it now, leave it when the test ends (TestCase.enterContext came with Python 3.11)."""
         value = context.__enter__()
         self.addCleanup(context.__exit__, None, None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from tests.losslessness import engines
 from tests.losslessness.engines import FAULTS, YARDSTICKS, Honest
