@@ -61,8 +61,7 @@ def lines_of(path: str) -> List[Dict[str, Any]]:
     """The records of a file of JSON lines; none where there is no file."""
     if not path or not os.path.exists(path):
         return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.startswith("{")]
+    return [found for _, found in m.read_lines(path) if isinstance(found, dict)]
 
 
 class Bench:
