@@ -570,6 +570,7 @@ def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[st
     for place, record in records:
         try:
             prompt = _prompt_of(record, f"{name}, {place}", workload, prompt_key)
+            refuse_depth([prompt.messages, prompt.tools, prompt.answer])
             digest = prompt_sha256(prompt)
         except RecursionError:
             raise MeasureError(f"{name}, {place}: objects within objects, too deep to be read.", "remove the record") from None
@@ -590,6 +591,18 @@ def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[st
     if not prompts:
         raise MeasureError(f"The prompt file {name} holds no prompt.", "put one prompt on each line")
     return PromptFile(tuple(prompts), sha256, shape, tuple(caveats))
+
+
+DEEPEST = 100       # objects within objects: more is no data of anybody, and calculating with it would end in the interpreter's limit
+
+
+def refuse_depth(value: Any, left: int = DEEPEST) -> None:
+    """RecursionError for lists and objects within each other deeper than DEEPEST."""
+    if left == 0:
+        raise RecursionError
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        if isinstance(inner, (dict, list, tuple)):
+            refuse_depth(inner, left - 1)
 
 
 def _free_id(identity: str, ids: Dict[str, int]) -> str:
@@ -1375,13 +1388,13 @@ def parse_address(text: str, key: Optional[str] = None) -> Tuple[Origin, str]:
             address, _, last = netloc.rpartition(":")
             raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{address}]:{last}")
         host, port, path = parts.hostname or "", parts.port, url_path(parts.path)
-        if ":" not in host:
-            host = host.encode("idna").decode("ascii")
+        given.encode("utf-8")                       # bytes of a command line that are no text
+        host = host.encode("ascii" if ":" in host else "idna").decode("ascii")
     except ValueError:                              # UnicodeError is one
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS) from None
     if parts.scheme not in ("http", "https"):
         raise MeasureError(f"{shown!r} does not begin with http:// or https://.", _URL_FORMS)
-    if not host or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
+    if not host or netloc.endswith(":") or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS)
     return Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key)), path
 
@@ -5155,6 +5168,8 @@ def read_lines(path: str) -> Iterator[Tuple[int, Union[Dict[str, Any], BadLine]]
                 continue
             try:
                 record = _JSON.decode(text.decode("utf-8"))
+                if text.count(b"[") + text.count(b"{") > DEEPEST:
+                    refuse_depth(record)
             except (ValueError, RecursionError):
                 whole = raw.endswith(b"\n")
                 yield number, BadLine(path, number, "no whole JSON object" + ("" if whole else " (the file ends in the middle of it)"))
