@@ -53,6 +53,7 @@ import codecs
 import contextlib
 import csv
 import datetime
+import errno
 import functools
 import gc
 import hashlib
@@ -570,6 +571,7 @@ def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[st
     for place, record in records:
         try:
             prompt = _prompt_of(record, f"{name}, {place}", workload, prompt_key)
+            refuse_depth([prompt.messages, prompt.tools, prompt.answer])
             digest = prompt_sha256(prompt)
         except RecursionError:
             raise MeasureError(f"{name}, {place}: objects within objects, too deep to be read.", "remove the record") from None
@@ -590,6 +592,18 @@ def parse_prompts(data: bytes, name: str, workload: str, prompt_key: Optional[st
     if not prompts:
         raise MeasureError(f"The prompt file {name} holds no prompt.", "put one prompt on each line")
     return PromptFile(tuple(prompts), sha256, shape, tuple(caveats))
+
+
+DEEPEST = 100       # objects within objects: more is no data of anybody, and calculating with it would end in the interpreter's limit
+
+
+def refuse_depth(value: Any, left: int = DEEPEST) -> None:
+    """RecursionError for lists and objects within each other deeper than DEEPEST."""
+    if left == 0:
+        raise RecursionError
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        if isinstance(inner, (dict, list, tuple)):
+            refuse_depth(inner, left - 1)
 
 
 def _free_id(identity: str, ids: Dict[str, int]) -> str:
@@ -1379,13 +1393,13 @@ def parse_address(text: str, key: Optional[str] = None) -> Tuple[Origin, str]:
             address, _, last = netloc.rpartition(":")
             raise MeasureError(f"{shown!r}: an IPv6 address needs brackets.", f"write http://[{address}]:{last}")
         host, port, path = parts.hostname or "", parts.port, url_path(parts.path)
-        if ":" not in host:
-            host = host.encode("idna").decode("ascii")
+        given.encode("utf-8")                       # bytes of a command line that are no text
+        host = host.encode("ascii" if ":" in host else "idna").decode("ascii")
     except ValueError:                              # UnicodeError is one
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS) from None
     if parts.scheme not in ("http", "https"):
         raise MeasureError(f"{shown!r} does not begin with http:// or https://.", _URL_FORMS)
-    if not host or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
+    if not host or netloc.endswith(":") or re.search(r"[\s\x00-\x20\x7f]", netloc + parts.path) or parts.query or parts.fragment or port == 0:
         raise MeasureError(f"{shown!r} is no server address.", _URL_FORMS)
     return Origin(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), _authorization(parts, key)), path
 
@@ -1985,7 +1999,7 @@ def _finished(draft: _Draft, exchange: Exchange, prompt_id: str, repeat: int, da
 
 
 def _numbers_of(source: Any, depth: int = 2) -> Optional[Dict[str, Any]]:
-    """The numbers and short words of an engine's own fields, one object within another at most: enough to look things up."""
+    """The numbers of an engine's own fields, one object within another at most."""
     if not isinstance(source, dict):
         return None
     kept: Dict[str, Any] = {}
@@ -1994,8 +2008,6 @@ def _numbers_of(source: Any, depth: int = 2) -> Optional[Dict[str, Any]]:
             kept[key] = _numbers_of(value, depth - 1)
         elif isinstance(value, (int, float)) and abs(value) < 2 ** 63 or value is None:
             kept[key] = value
-        elif isinstance(value, str):
-            kept[key] = shorten(value, 120)
         elif isinstance(value, list) and len(value) <= 100 and all(isinstance(item, (int, float)) and abs(item) < 2 ** 63 for item in value):
             kept[key] = value
     return kept or None
@@ -4939,6 +4951,38 @@ def _fields_of(kind: Any, data: Mapping[str, Any]) -> Dict[str, Any]:
     return {key: value for key, value in data.items() if key in kind.__dataclass_fields__}
 
 
+def _made(kind: Any, known: Mapping[str, Any]) -> Any:
+    """A dataclass from what a file says of it; TypeError where a field holds what it cannot hold."""
+    for key, value in known.items():
+        if not _fits(value, kind.__dataclass_fields__[key].type):
+            raise TypeError(f"{key} holds {shorten(repr(value), 40)}")
+    return kind(**known)
+
+
+_JSON_KINDS = {"str": str, "bool": bool, "int": int, "float": (int, float)}
+_LARGEST = 2.0 ** 63
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value from JSON may stand in a field that is annotated `kind`. Whole numbers are counts, so none is below 0."""
+    if kind.startswith("Optional["):
+        return value is None or _fits(value, kind[9:-1])
+    if kind.startswith("Tuple[") and kind.endswith(", ...]"):
+        return isinstance(value, (list, tuple)) and _all_fit(value, kind[6:-6])
+    if kind.startswith("Mapping["):
+        inner = kind[8:-1].partition(", ")[2]
+        return isinstance(value, dict) and (inner == "Any" or _all_fit(list(value.values()), inner))
+    if kind in ("int", "float"):
+        return isinstance(value, _JSON_KINDS[kind]) and not isinstance(value, bool) and (0 if kind == "int" else -_LARGEST) <= value < _LARGEST
+    return isinstance(value, _JSON_KINDS.get(kind, object))
+
+
+def _all_fit(values: Sequence[Any], kind: str) -> bool:
+    if kind == "float":         # the stamps of every chunk: many
+        return set(map(type, values)) <= {int, float} and (not values or -_LARGEST < min(values) and max(values) < _LARGEST)
+    return all(_fits(value, kind) for value in values)
+
+
 def reply_from_json(data: Mapping[str, Any]) -> Reply:
     """A reply as it was written; keys of later versions are left aside. TypeError or ValueError for what is none."""
     known = _fields_of(Reply, data)
@@ -4949,7 +4993,10 @@ def reply_from_json(data: Mapping[str, Any]) -> Reply:
         known["tool_calls"] = tuple(ToolCall(str(name), str(arguments)) for name, arguments in known["tool_calls"])
     if known.get("acceptance") is not None:
         known["acceptance"] = acceptance_from_json(known["acceptance"])
-    return Reply(**known)
+    for digest in (known.get("digests") or {}).values():
+        if not (isinstance(digest["sha256"], str) and _fits(digest["bytes"], "int") and _fits(digest["chars"], "int")):
+            raise TypeError("digests hold no digest")
+    return _made(Reply, known)
 
 
 def acceptance_from_json(data: Mapping[str, Any]) -> Acceptance:
@@ -4957,7 +5004,7 @@ def acceptance_from_json(data: Mapping[str, Any]) -> Acceptance:
     known = _fields_of(Acceptance, data)
     if known.get("accepted_by_position") is not None:
         known["accepted_by_position"] = tuple(known["accepted_by_position"])
-    return Acceptance(**known)
+    return _made(Acceptance, known)
 
 
 def prompt_from_json(data: Mapping[str, Any]) -> Prompt:
@@ -4965,7 +5012,9 @@ def prompt_from_json(data: Mapping[str, Any]) -> Prompt:
     known = _fields_of(Prompt, data)
     known["messages"] = tuple(known.get("messages") or ())
     known["tools"] = tuple(known["tools"]) if known.get("tools") else None
-    return Prompt(**known)
+    if known["messages"]:
+        known.pop("sha256", None)       # what can be calculated is not believed
+    return _made(Prompt, known)
 
 
 def server_from_json(data: Mapping[str, Any]) -> Server:
@@ -4973,19 +5022,24 @@ def server_from_json(data: Mapping[str, Any]) -> Server:
     known = _fields_of(Server, data)
     known["metrics_urls"] = tuple(known.get("metrics_urls") or ())
     if known.get("speculation") is not None:
-        known["speculation"] = Speculation(**_fields_of(Speculation, known["speculation"]))
-    return Server(**known)
+        known["speculation"] = _made(Speculation, _fields_of(Speculation, known["speculation"]))
+    return _made(Server, known)
+
+
+def pass_from_json(data: Mapping[str, Any]) -> Pass:
+    """The facts of a pass as they were written, without its replies."""
+    known = {**_fields_of(Pass, data), "replies": ()}
+    known["acceptance"] = acceptance_from_json(known.get("acceptance") or {})
+    known["caveats"] = tuple(_made(Caveat, _fields_of(Caveat, caveat)) for caveat in known.get("caveats") or ())
+    return _made(Pass, known)
 
 
 def without_texts(reply: Reply) -> Reply:
     """The reply with digests and lengths in place of its texts."""
     channels = {"content": reply.content or "", "reasoning": reply.reasoning or "",
                 "tool_calls": json.dumps([list(call) for call in reply.tool_calls]) if reply.tool_calls else ""}
-    digests = {}
-    for name, text in channels.items():
-        raw = text.encode("utf-8", "surrogateescape" if reply.damaged else "surrogatepass")
-        digests[name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw), "chars": len(text)}
-    return replace(reply, content=None, reasoning=None, tool_calls=None, token_ids=None, digests=digests)
+    return replace(reply, content=None, reasoning=None, tool_calls=None, token_ids=None,
+                   digests={name: digest_of(text) for name, text in channels.items()})
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -5000,11 +5054,17 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.is_new = True      # made by us: no other process had this name
+        how = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         try:
             folder = os.path.dirname(path)
             if folder:
                 os.makedirs(folder, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            try:
+                self._file = os.open(path, how | os.O_EXCL, 0o666)
+            except FileExistsError:
+                self.is_new = False
+                self._file = os.open(path, how, 0o666)
         except (OSError, ValueError) as error:
             raise MeasureError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.",
                                "name another file, or mend its permissions") from None
@@ -5021,7 +5081,7 @@ class Journal:
                 while written < len(data):
                     written += os.write(self._file, data[written:])
             if durable:
-                os.fsync(self._file)
+                _sync(self._file)
         except OSError as error:
             raise MeasureError(f"{self.path} cannot be written any more: {error.strerror or error}.",
                                "make room on the disk; all lines before are whole") from None
@@ -5030,20 +5090,34 @@ class Journal:
         os.lseek(self._file, size - 1, os.SEEK_SET)
         return os.read(self._file, 1)
 
-    def close(self) -> None:
-        """Let the file go."""
+    def close(self, unless_empty: bool = False) -> None:
+        """Let the file go; `unless_empty`: a file that we made and nobody wrote to is taken away again."""
+        empty = unless_empty and self.is_new and os.fstat(self._file).st_size == 0
         os.close(self._file)
+        if empty:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+def _sync(file: int) -> None:
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):    # /dev/null and its like have no disk behind them
+            raise
 
 
 @contextlib.contextmanager
 def _locked(file: int) -> Iterator[None]:
     """The file, locked against other writers where the system knows how; an append is one write all the same."""
     if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):      # some file systems know no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
     elif msvcrt is not None:
         os.lseek(file, 0x7FFFFFFF, os.SEEK_SET)     # a byte far behind the end: locking it keeps no reader out
         msvcrt.locking(file, msvcrt.LK_LOCK, 1)
@@ -5096,11 +5170,18 @@ def read_lines(path: str) -> Iterator[Tuple[int, Union[Dict[str, Any], BadLine]]
         raise MeasureError(f"{path} cannot be read: {error.strerror or error}.", "check the path") from None
     with file:
         for number, raw in enumerate(file, 1):
-            text = raw.strip()
+            if number == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise MeasureError(f"{path} is UTF-16, not UTF-8.", "save it as UTF-8 (an editor's or PowerShell's > may have changed it)")
+            text = raw[3:].strip() if number == 1 and raw.startswith(codecs.BOM_UTF8) else raw.strip()
+            if text.startswith(b"\0"):      # what a file system leaves of a write that a power failure cut off
+                yield number, BadLine(path, number, "zero bytes where a record was to be")
+                text = text.lstrip(b"\0")
             if not text.startswith(b"{"):
                 continue
             try:
                 record = _JSON.decode(text.decode("utf-8"))
+                if text.count(b"[") + text.count(b"{") > DEEPEST:
+                    refuse_depth(record)
             except (ValueError, RecursionError):
                 whole = raw.endswith(b"\n")
                 yield number, BadLine(path, number, "no whole JSON object" + ("" if whole else " (the file ends in the middle of it)"))
@@ -5133,20 +5214,31 @@ def record_kind(record: Mapping[str, Any]) -> Optional[str]:
 
 
 def read_run(path: str) -> Tuple[Run, List[BadLine]]:
-    """A run from its file, also one that was cut off in the middle: what it holds is used, what is torn is told."""
-    parts = _RunParts(path)
+    """The run of a file that holds one, also one that was cut off in the middle: what it holds is used, what is torn is told."""
+    runs, bad = read_runs(path)
+    if len(runs) > 1:
+        raise MeasureError(f"{path} holds {len(runs)} runs.", "name a file that holds one; each run begins at its line with \"record\": \"run\"")
+    return runs[0], bad
+
+
+def read_runs(path: str) -> Tuple[List[Run], List[BadLine]]:
+    """The runs of a file, in order: several where files were put one behind the other, or one file was named twice."""
+    parts = [_RunParts(path)]
     bad: List[BadLine] = []
     for number, found in read_lines(path):
         if isinstance(found, BadLine):
             bad.append(found)
             continue
+        if found.get("record") == "run" and parts[-1].begun:
+            parts.append(_RunParts(path))
         try:
-            parts.take(found)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            parts[-1].take(found)
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             bad.append(BadLine(path, number, f"no record of a run file ({error.__class__.__name__}: {shorten(str(error), 80)})"))
-    if not parts.header and not parts.replies:
+    runs = [part.run() for part in parts if part.begun]
+    if not runs:
         raise MeasureError(f"{path} is no run file.", "run files are what a measurement writes beside its notebook, in <notebook>.runs/")
-    return parts.run(), bad
+    return runs, bad
 
 
 PassKey = Tuple[str, str, int, str, Optional[int]]      # server label, workload, concurrency, purpose, of which level
@@ -5161,32 +5253,47 @@ class _RunParts:
         self.servers: Dict[str, Server] = {}
         self.prompts: Dict[str, Prompt] = {}
         self.replies: Dict[PassKey, List[Reply]] = {}
-        self.facts: Dict[PassKey, Mapping[str, Any]] = {}
+        self.passes: Dict[PassKey, Pass] = {}
         self.rulers: Dict[str, Ruler] = {}
         self.margins: Dict[Tuple[str, str, int, str, int], float] = {}
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything of a run."""
+        return bool(self.header or self.replies)
+
     def take(self, record: Mapping[str, Any]) -> None:
-        """Read one record."""
+        """Read one record. TypeError, ValueError, KeyError or AttributeError for what is none."""
         kind = record.get("record")
         if kind == "run":
+            if not all(isinstance(record.get(key) or {}, dict) for key in ("settings", "client")):
+                raise TypeError("settings and client are no objects")
             self.header = record
         elif kind == "server":
-            self.servers[record["label"]] = server_from_json(record)
+            server = server_from_json(record)
+            self.servers[server.label] = server
         elif kind == RECORD_PROMPT:
-            self.prompts[record["id"]] = prompt_from_json(record)
+            prompt = prompt_from_json(record)
+            self.prompts[prompt.id] = prompt
         elif kind == RECORD_REPLY:
-            self.replies.setdefault(_pass_key(record), []).append(reply_from_json(record["reply"]))
+            key, reply = _pass_key(record), reply_from_json(record["reply"])
+            self.replies.setdefault(key, []).append(reply)
         elif kind == RECORD_PASS:
-            self.facts[_pass_key(record)] = record
+            self.passes[_pass_key(record)] = pass_from_json(record)
         elif kind == "ruler":
-            self.rulers[record["server"]] = Ruler(**_fields_of(Ruler, record))
+            self.rulers[str(record["server"])] = _made(Ruler, _fields_of(Ruler, record))
         elif kind == "margin":
-            place = (record["server"], record["workload"], int(record["concurrency"]), record["prompt_id"], int(record["repeat"]))
+            place = (*_pass_key(record)[:3], str(record["prompt_id"]), int(record["repeat"]))
+            if not _fits(record["margin_nats"], "float"):
+                raise TypeError("margin_nats is no number")
             self.margins[place] = float(record["margin_nats"])
 
     def run(self) -> Run:
-        """What was read, as a run."""
+        """What was read, as a run. A server whose own line is lost is known by its answers alone."""
         header = self.header
+        model = next((server.model for server in self.servers.values()), "unknown")
+        for label, *_ in self.replies:
+            self.servers.setdefault(label, Server(label, "", "", (), model))
         order = {label: place for place, label in enumerate(self.servers)}
         keys = sorted(self.replies, key=lambda key: order.get(key[0], len(order)))
         return Run(str(header.get("label", "")), str(header.get("started_at", "")), header.get("settings") or {},
@@ -5194,20 +5301,22 @@ class _RunParts:
                    self.rulers, self.margins, str(header.get("tool_version", "")), header.get("client") or {}, self.path)
 
     def _pass(self, key: PassKey) -> Pass:
-        server, workload, concurrency, purpose, of_level = key
-        replies, facts = tuple(self.replies[key]), self.facts.get(key)
-        if facts is None:       # killed before its end: its replies still count, its counters were never read
-            spans = [(reply.due_s or 0.0, reply.ended_s or 0.0) for reply in replies]
-            wall_s = max(end for _, end in spans) - min(due for due, _ in spans)
-            return Pass(server, workload, concurrency, replies, wall_s, purpose, of_level, interrupted=True,
-                        acceptance=acceptance_of_pass(replies, Acceptance(missing="the run ended before the counters were read"), None))
-        return Pass(server, workload, concurrency, replies, float(facts["wall_s"]), purpose, of_level, str(facts.get("started_at", "")),
-                    acceptance_from_json(facts.get("acceptance") or {}), facts.get("counters_delta") or {}, facts.get("hiccup_p99_s"),
-                    facts.get("load_kept"), bool(facts.get("interrupted")), tuple(Caveat(**caveat) for caveat in facts.get("caveats") or ()))
+        replies = tuple(self.replies[key])
+        if key in self.passes:
+            return replace(self.passes[key], replies=replies)
+        server, workload, concurrency, purpose, of_level = key      # killed before its end: its counters were never read
+        spans = [(reply.due_s or 0.0, reply.ended_s or 0.0) for reply in replies]
+        wall_s = max(end for _, end in spans) - min(due for due, _ in spans)
+        return Pass(server, workload, concurrency, replies, wall_s, purpose, of_level, interrupted=True,
+                    acceptance=acceptance_of_pass(replies, Acceptance(missing="the run ended before the counters were read"), None))
 
 
 def _pass_key(record: Mapping[str, Any]) -> PassKey:
-    return record["server"], record["workload"], int(record["concurrency"]), record.get("purpose", "timed"), record.get("of_level")
+    server, workload, concurrency = record["server"], record["workload"], record["concurrency"]
+    purpose, of_level = record.get("purpose", "timed"), record.get("of_level")
+    if not (_all_fit((server, workload, purpose), "str") and _fits(concurrency, "int") and concurrency and _fits(of_level, "Optional[int]")):
+        raise TypeError("server, workload, concurrency, purpose or of_level is none")
+    return server, workload, concurrency, purpose, of_level
 
 
 def pass_records(done: Pass) -> Iterator[Dict[str, Any]]:
@@ -5228,7 +5337,7 @@ def run_records(run: Run, no_texts: bool) -> Iterator[Dict[str, Any]]:
     for server in run.servers.values():
         yield {"record": "server", **as_json(server)}
     for prompt in run.prompts.values():
-        yield {"record": RECORD_PROMPT, "sha256": prompt_sha256(prompt), **as_json(replace(prompt, messages=()) if no_texts else prompt)}
+        yield {"record": RECORD_PROMPT, "sha256": prompt_sha256(prompt), **as_json(replace(prompt, messages=(), tools=None, answer=None) if no_texts else prompt)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -5347,6 +5456,19 @@ def _divergence(difference: Difference, index: Mapping[str, int]) -> Dict[str, A
             "baseline_tail": difference.baseline_tail, "speculative_tail": difference.other_tail, "prompt_id": difference.prompt_id,
             "repeat": difference.repeat, "kind": difference.kind, "channel": difference.channel,
             "first_difference_at_byte": difference.first_byte, "margin_nats": difference.margin_nats, "detail": difference.detail}
+
+
+def without_words(record: Mapping[str, Any]) -> Dict[str, Any]:
+    """A comparison's record with no word of any answer in it (--no-texts): places and kinds of the differences stay."""
+    told = record["text_comparison"]
+    divergences = [{**one, "baseline_tail": "", "speculative_tail": "", "detail": _WORDS.sub("(not kept)", one["detail"])}
+                   for one in told["divergences"]]
+    verdict = {**record["verdict"], "reasons": [_WORDS.sub("(not kept)", reason) for reason in record["verdict"]["reasons"]]}
+    return {**record, "text_comparison": {**told, "divergences": divergences}, "verdict": verdict}
+
+
+# What reasons quote: `words` in their marks (from the first mark to the last, whatever stands between), a piece as repr() writes it.
+_WORDS = re.compile(r"`.*`|(?<=only )(?:'.*'|\".*\")(?= is )", re.DOTALL)
 
 
 def _ratio_record(ratio: Optional[Ratio]) -> Optional[Dict[str, Any]]:
@@ -9092,7 +9214,8 @@ def measure(options: Any) -> int:
     session = Session(options, screen, plan)
     try:
         if options.baseline_run:
-            session.baseline_run = _read_run_aloud(options.baseline_run, screen)
+            session.baseline_run, bad = read_run(options.baseline_run)
+            _tell_bad(bad, screen)
         with session.interrupt as interrupt:
             interrupt.measuring = False
             _open_journals(session)
@@ -9109,16 +9232,23 @@ def measure(options: Any) -> int:
             return _conclude(session)
     finally:
         session.client.close()
-        for journal in (session.notebook, session.evidence):
-            if journal is not None:
-                journal.close()
+        if session.notebook is not None:
+            session.notebook.close()
+        if session.evidence is not None:
+            session.evidence.close(unless_empty=True)   # nothing was measured: no file to trip over later
 
 
-def _read_run_aloud(path: str, screen: Screen) -> Run:
-    run, bad = read_run(path)
-    for line in bad:
+def _read_runs_aloud(path: str, screen: Screen) -> List[Run]:
+    runs, bad = read_runs(path)
+    _tell_bad(bad, screen)
+    return runs
+
+
+def _tell_bad(bad: Sequence[BadLine], screen: Screen) -> None:
+    for line in bad[:20]:
         screen.say(f"skipped: {line}")
-    return run
+    if len(bad) > 20:
+        screen.say(f"skipped: {len(bad) - 20} more lines of {bad[0].path}")
 
 
 def _open_journals(session: Session) -> None:
@@ -9127,14 +9257,18 @@ def _open_journals(session: Session) -> None:
     session.notebook = StreamJournal(sys.stdout) if options.labbook == "-" else Journal(options.labbook)
     if options.labbook == "-" and not options.run_file:
         return
-    path = options.run_file or run_file_path(options.labbook, options.label, session.started_at)
-    session.evidence = Journal(path)
+    while session.evidence is None:
+        journal = Journal(options.run_file or run_file_path(options.labbook, options.label, session.started_at))
+        if journal.is_new or options.run_file:
+            session.evidence = journal
+        else:
+            journal.close()     # another process took the name in the same moment
 
 
 def run_file_path(labbook: str, label: str, started_at: str) -> str:
     """Where the evidence of a run goes: <notebook stem>.runs/<UTC>-<label>.jsonl, a name that is not taken."""
     stem = os.path.splitext(labbook)[0] + ".runs"
-    name = f"{started_at.replace(':', '').replace('-', '')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label) or 'run'}"
+    name = f"{started_at.replace(':', '').replace('-', '')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label)[:80] or 'run'}"
     path, number_ = os.path.join(stem, name + ".jsonl"), 2
     while os.path.exists(path):
         path, number_ = os.path.join(stem, f"{name}-{number_}.jsonl"), number_ + 1
@@ -9274,7 +9408,7 @@ def _passes_of_block(session: Session, block: Block) -> List[Pass]:
     """One pass a server: prompt by prompt in turn at concurrency 1, whole passes in turn above; in batches for --precision."""
     arms = session.arms
     facts = {"workload": block.workload, "concurrency": block.concurrency, "started_at": now_utc()}
-    in_turn = len(arms) > 1 and block.concurrency == 1 and session.options.order == "alternate" and not _share_a_door(arms)
+    in_turn = block.concurrency == 1 and (len(arms) == 1 or session.options.order == "alternate" and not _share_a_door(arms))
     before = {arm.server.label: scrape(session.client, arm.metrics_doors) for arm in arms}
     played: Dict[str, List[Played]] = {arm.server.label: [] for arm in arms}
     passes: List[Pass] = []
@@ -9541,6 +9675,7 @@ def _conclude(session: Session) -> int:
     run = session.run()
     records = [comparison_record(run, cell, session.caveats_about(cell.workload, cell.baseline_label, cell.speculative_label))
                for cell in compare_run(run)]
+    records = [without_words(record) for record in records] if session.options.no_texts else records
     _append(session, session.notebook, records)
     show_comparisons(session.screen, records)
     if len(records) > 1:
@@ -9652,7 +9787,7 @@ def acceptance_sources(arm: Arm) -> str:
 def compare(options: Any) -> int:
     """The verb compare: saved runs, as if they had been measured together."""
     screen = Screen(False)
-    runs = [_read_run_aloud(path, screen) for path in options.files]
+    runs = [run for path in options.files for run in _read_runs_aloud(path, screen)]
     run = joined(runs[0], runs[1:])
     records = [comparison_record(run, cell) for cell in compare_run(run)]
     if not records:
@@ -9679,27 +9814,26 @@ def _encoding(screen: Screen) -> str:
 def records_of_files(paths: Sequence[str], screen: Screen) -> Tuple[List[Dict[str, Any]], List[Run]]:
     """The notebook records of notebooks and run files alike, and the runs that hold their evidence, where they are there."""
     records: List[Dict[str, Any]] = []
-    runs: Dict[str, Run] = {}
+    runs: Dict[str, List[Run]] = {}
     for path in paths:
         if _is_run_file(path):
-            run = _read_run_aloud(path, screen)
-            runs[path] = run
-            records += [endpoint_record(run, one) for one in run.passes]
-            records += [comparison_record(run, cell) for cell in (compare_run(run) if BASELINE in run.servers else ())]
+            runs[path] = _read_runs_aloud(path, screen)
+            for run in runs[path]:
+                records += [endpoint_record(run, one) for one in run.passes]
+                records += [comparison_record(run, cell) for cell in (compare_run(run) if BASELINE in run.servers else ())]
             continue
         found, bad = read_notebook(path)
-        for line in bad:
-            screen.say(f"skipped: {line}")
+        _tell_bad(bad, screen)
         records += found
         for name in dict.fromkeys(record.get("run_file") for record in found):
             place = _evidence_of(name, path)
             if place and place not in runs:
-                runs[place] = _read_run_aloud(place, screen)
-    return records, list(runs.values())
+                runs[place] = _read_runs_aloud(place, screen)
+    return records, [run for found in runs.values() for run in found]
 
 
 def _is_run_file(path: str) -> bool:
-    return any(isinstance(record, dict) and "record" in record for _, record in itertools.islice(read_lines(path), 1)) if path != "-" else False
+    return path != "-" and any(isinstance(record, dict) and "record" in record for _, record in itertools.islice(read_lines(path), 20))
 
 
 def _evidence_of(name: Any, notebook: str) -> Optional[str]:

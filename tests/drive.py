@@ -61,8 +61,7 @@ def lines_of(path: str) -> List[Dict[str, Any]]:
     """The records of a file of JSON lines; none where there is no file."""
     if not path or not os.path.exists(path):
         return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.startswith("{")]
+    return [found for _, found in m.read_lines(path) if isinstance(found, dict)]
 
 
 class Bench:
@@ -88,7 +87,7 @@ class Bench:
         """A prompt file; the prompt's id is its number."""
         self._runs += 1
         return self.write(f"prompts{self._runs}.jsonl", "".join(
-            json.dumps({"id": str(number), "prompt": text}) + "\n" for number, text in enumerate(texts)))
+            json.dumps({"id": str(number), "prompt": text, "workload": "mine"}) + "\n" for number, text in enumerate(texts)))
 
     def arguments(self, baseline: str, speculative: Optional[str], *more: str, prompts: Sequence[str] = ("one two", "three")) -> List[str]:
         """The command line of a quick measurement."""
@@ -104,10 +103,14 @@ class Bench:
 
 def run_main(arguments: Sequence[str], notebook: str = "", run_file: str = "") -> Done:
     """`main`, its exit code and what it said; argparse's exit is an exit code, too."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = m.main(list(arguments))
         except SystemExit as end:
             code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue(), notebook, run_file, lines_of(notebook), lines_of(run_file))
+    said = []
+    for stream in (out, err):
+        stream.flush()
+        said.append(stream.buffer.getvalue().decode("utf-8"))    # type: ignore[attr-defined]
+    return Done(code, said[0], said[1], notebook, run_file, lines_of(notebook), lines_of(run_file))
