@@ -9802,7 +9802,7 @@ def _evidence_of(name: Any, notebook: str) -> Optional[str]:
     """Where a record's run file is: as written, or beside the notebook; None where it is gone."""
     if not isinstance(name, str) or not name:
         return None
-    beside = os.path.join(os.path.dirname(notebook), os.path.basename(os.path.dirname(name)), os.path.basename(name))
+    beside = os.path.join(os.path.dirname(notebook), *re.split(r"[\\/]", name)[-2:])      # as any system writes a path
     return next((place for place in (name, beside) if os.path.isfile(place)), None)
 
 
