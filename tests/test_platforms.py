@@ -139,8 +139,8 @@ class TestClocks(unittest.TestCase):
         stamps = itertools.cycle(("2031-01-01T00:00:00Z", "2001-01-01T00:00:00Z"))
         with Bench() as bench, FakeServer() as base, FakeServer(speculation=Speculation()) as other, \
                 mock.patch.object(m.time, "time", lambda: 1.8e9 + next(jumps)), mock.patch.object(m, "now_utc", lambda: next(stamps)):
-            done = bench.measure(base.url, other.url, "--concurrency", "1,2", prompts=[f"say {n}" for n in range(6)])
-        self.assertEqual((done.code, len(done.endpoints)), (0, 4), done.err)
+            done = bench.measure(base.url, other.url, prompts=[f"say {n}" for n in range(3)])
+        self.assertEqual((done.code, len(done.endpoints)), (0, 2), done.err)
         for record in done.endpoints:
             self.assertTrue(0 < record["wall_s"] < 60 and 0 < record["latency_s"]["max"] < 60 and 0 < record["ttft_s"]["p50"] < 60, record)
 
