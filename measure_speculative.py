@@ -339,7 +339,8 @@ class Pass:
     def output_tokens(self) -> Optional[int]:
         """Completion tokens of the completed requests; None where any of them was not counted."""
         counts = [reply.completion_tokens for reply in self.completed]
-        return None if not counts or None in counts else sum(counts)
+        known = [count for count in counts if count is not None]
+        return sum(known) if known and len(known) == len(counts) else None
 
     @property
     def output_tokens_per_s(self) -> Optional[float]:
@@ -836,7 +837,7 @@ def _openai_schema(schema: Any) -> Any:
         return [_openai_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    mapped = {}
+    mapped: Dict[str, Any] = {}
     for key, value in schema.items():
         if key == "properties" and isinstance(value, dict):
             mapped[key] = {name: _openai_schema(inner) for name, inner in value.items()}    # a property may be called "type"
@@ -1012,6 +1013,9 @@ _PREFIX_QUERIES = ("vllm:prefix_cache_queries",)
 _PREFIX_HITS = ("vllm:prefix_cache_hits",)
 _LENGTH_GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
 _RATE_GAUGES = ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate")
+NO_DRAFTS = "no drafts in this run"
+NO_COUNTERS = "no acceptance counters on the metrics page"
+NOT_SPECULATING = "speculation is off"
 # llama.cpp prints its counters with six significant digits: from a million on, a difference of two is rounding.
 _SIX_DIGITS = 1_000_000
 _LABELS_OF_COPIES = ("tp_rank", "pp_rank", "moe_ep_rank")   # the same count told by every rank of one replica
@@ -1149,13 +1153,13 @@ def acceptance_from_counters(before: MetricsPage, after: MetricsPage, model: str
     if drafted.highest >= _SIX_DIGITS and any(name.startswith("llamacpp:") for name in (s.name for s in after.samples)):
         return Acceptance(missing="the counters are past a million, where llama.cpp prints only six digits", gauges=gauges)
     if not drafted.total:
-        return Acceptance(0, 0, 0, None, completion_tokens, requests, "metrics counters", "no drafts in this run", gauges)
+        return Acceptance(0, 0, 0, None, completion_tokens, requests, "metrics counters", NO_DRAFTS, gauges)
     return Acceptance(_count(exact["drafts"]), _count(drafted.total), _count(exact["accepted"]), by_position, completion_tokens,
                       requests, "metrics counters", None, gauges)
 
 
 def _no_counters(gauges: Mapping[str, float]) -> str:
-    reason = "no acceptance counters on the metrics page"
+    reason = NO_COUNTERS
     if not gauges:
         return reason
     told = ", ".join(f"{name} {value:g}" for name, value in gauges.items())
@@ -1179,7 +1183,7 @@ def _acceptance_from_verify_calls(before: MetricsPage, after: MetricsPage, model
     gauges = server_gauges(after)
     finished = _delta(before, after, _FINISHED, model).total
     if not verified.total or generated.total is None:
-        return Acceptance(0, None, None, None, None, requests, "metrics counters", "no drafts in this run", gauges)
+        return Acceptance(0, None, None, None, None, requests, "metrics counters", NO_DRAFTS, gauges)
     count = _count(finished)
     count = requests if count is None else count
     accepted = max(0.0, generated.total - count - verified.total)
@@ -1289,13 +1293,14 @@ def acceptance_of_pass(replies: Sequence[Reply], counters: Acceptance, speculati
     if told and told[0].source == "response timings":
         # llama.cpp leaves the fields out of replies that drafted nothing: those count as zero drafted, not as unknown.
         told = [reply.acceptance or Acceptance(None, 0, 0, None, reply.completion_tokens, 1, "response timings") for reply in done]
-    if speculating is False and not counters.drafts and not any(part.draft_tokens for part in told):
-        return replace(counters, missing="speculation is off")
+    nothing_drafted = counters.missing in (None, NO_DRAFTS, NO_COUNTERS) and not counters.drafts
+    if speculating is False and nothing_drafted and not any(part.draft_tokens for part in told):
+        return replace(counters, missing=NOT_SPECULATING)
     if not told or len(told) < len(done):
         return counters
     pooled = pooled_acceptance(told)
     if pooled.draft_tokens == 0 or pooled.drafts == 0:
-        pooled = replace(pooled, missing="no drafts in this run")
+        pooled = replace(pooled, missing=NO_DRAFTS)
     same = counters.missing is None and counters.accepted_tokens == pooled.accepted_tokens and (
         counters.draft_tokens in (None, pooled.draft_tokens))
     if not same:
@@ -1584,7 +1589,8 @@ def read_response(exchange: Exchange) -> Response:
     if not framing.head_end:
         return Response(0, {}, b"", (), (), error or "the server closed the connection without an answer")
     if framing.chunked:
-        body, raw_ends, marks, problem = _unchunked(data, framing.head_end)
+        body, raw_ends, ends, problem = _unchunked(data, framing.head_end)
+        marks: Sequence[int] = ends
         at_s: Sequence[float] = _arrivals(exchange, raw_ends)
     else:
         end = len(data) if framing.length is None else min(len(data), framing.head_end + framing.length)
@@ -2534,10 +2540,11 @@ def _arm(base: BaseUrl, target: Target, options: Any, engine: str, models: Seque
     model = options.model or str(models[0]["id"])
     entry = next((entry for entry in models if entry["id"] == model), models[0] if models else {})
     told = _TELLERS.get(engine, _told_by_others)(entry, facts, page)
+    known: Dict[str, Any] = {key: told[key] for key in _TOLD if key in told}
     chat_path = base.base_path + "/chat/completions"
     server = Server(target.label, base.origin.url(base.base_path), base.origin.url(chat_path),
                     tuple(origin.url(path) for origin, path in doors), model, engine,
-                    options.engine_version or told.pop("version", None), **{key: told.get(key) for key in _TOLD if key in told})
+                    options.engine_version or told.get("version"), **known)
     return Arm(server, base.origin, chat_path, doors, target.own_body, tuple(str(entry["id"]) for entry in models), page)
 
 
@@ -3772,7 +3779,7 @@ def _log_ratio(sums: Sequence[float]) -> float:
 
 
 def _half_width(rows: Sequence[Row], sums: Sequence[float]) -> Optional[float]:
-    rests = [[total - one for total, one in zip(sums, row)] for row in rows]
+    rests = [[total - one for total, one in zip(sums, row[:4])] for row in rows]
     if min(min(rest) for rest in rests) <= 0:       # one prompt is all there is of a sum
         return None
     without = [_log_ratio(rest) for rest in rests]
@@ -3797,7 +3804,7 @@ def _take_out_order(deviations: List[float], baseline_first: Sequence[Optional[b
 
 def _effective_rows(rows: Sequence[Row], sums: Sequence[float]) -> float:
     """How many equal prompts these unequal ones are worth: (sum of weights)^2 / sum of squared weights (Kish 1965)."""
-    weights = [math.fsum(one / total for one, total in zip(row, sums)) for row in rows]
+    weights = [math.fsum(one / total for one, total in zip(row[:4], sums)) for row in rows]
     return math.fsum(weights) ** 2 / math.fsum(weight * weight for weight in weights)
 
 
@@ -4064,16 +4071,18 @@ def _more_than_usual(damaged: Sequence[Difference], usual: float, evidence: Evid
 
 def near_nats(ruler: Optional[Ruler]) -> float:
     """Up to this margin, in nats, a fork is a near tie that rounding flips."""
-    return max(NEAR_RULERS * ruler.p99_nats, NEAR_NATS) if _usable(ruler) else BLIND_NEAR_NATS
+    usable = _usable(ruler)
+    return max(NEAR_RULERS * usable.p99_nats, NEAR_NATS) if usable else BLIND_NEAR_NATS
 
 
 def far_nats(ruler: Optional[Ruler]) -> float:
     """Beyond this margin, in nats, rounding on this pair does not reach."""
-    return max(FAR_RULERS * ruler.p99_nats, FAR_NATS) if _usable(ruler) else BLIND_FAR_NATS
+    usable = _usable(ruler)
+    return max(FAR_RULERS * usable.p99_nats, FAR_NATS) if usable else BLIND_FAR_NATS
 
 
-def _usable(ruler: Optional[Ruler]) -> bool:
-    return ruler is not None and ruler.positions >= FEWEST_POSITIONS
+def _usable(ruler: Optional[Ruler]) -> Optional[Ruler]:
+    return ruler if ruler is not None and ruler.positions >= FEWEST_POSITIONS else None
 
 
 def _other_function(ruler: Optional[Ruler]) -> Optional[str]:
@@ -4100,7 +4109,8 @@ def _margins(evidence: Evidence) -> List[float]:
 def _far_forks(evidence: Evidence) -> Optional[str]:
     """More forks lie beyond a near tie, or far beyond, than rounding leaves there; or one lies beyond all reach."""
     margins, near, far = _margins(evidence), near_nats(evidence.ruler), far_nats(evidence.ruler)
-    lone = max(LONE_NATS, LONE_RULERS * evidence.ruler.p99_nats) if _usable(evidence.ruler) else 4 * BLIND_FAR_NATS
+    ruler = _usable(evidence.ruler)
+    lone = max(LONE_NATS, LONE_RULERS * ruler.p99_nats) if ruler else 4 * BLIND_FAR_NATS
     for limit, usual in ((far, STRAY_SHARE), (near, WIDE_SHARE)):
         beyond = [margin for margin in margins if margin > limit]
         if beyond and (max(beyond) >= lone or binomial_tail(len(beyond), len(margins), usual) <= ALPHA / 5):
@@ -4251,7 +4261,7 @@ def smallest_change(evidence: Evidence) -> Optional[float]:
         return None
     if _usable(evidence.ruler) or _margins(evidence):
         return next((share / 200 for share in range(1, 201) if binomial_tail(3, pairs, 0.7 * share / 200) >= 0.8), None)
-    if not _floor_shows(evidence):
+    if not evidence.floor or not _floor_shows(evidence):
         return None
     noise = 1 - evidence.floor.identical / evidence.floor.pairs
     return smallest_detectable(pairs, round(noise, 2), ALPHA / TESTS, EXCESS)
@@ -4286,8 +4296,9 @@ def describe(difference: Difference, ruler: Optional[Ruler] = None) -> str:
     if difference.margin_nats is None:
         return words
     words += f"; margin {difference.margin_nats:.2g} nats"
-    if _usable(ruler):
-        words += f"; rounding on this pair reaches {ruler.max_nats:.2g}"
+    usable = _usable(ruler)
+    if usable:
+        words += f"; rounding on this pair reaches {usable.max_nats:.2g}"
     near = difference.margin_nats <= near_nats(ruler)
     return words + (": a near tie" if near else ": far below" if difference.margin_nats > far_nats(ruler) else ": wide")
 
@@ -4683,17 +4694,18 @@ def _pooled(parts: Iterable[Optional[Acceptance]]) -> Acceptance:
         return Acceptance(missing="not measured")
     if len(known) == 1:
         return known[0]
-    sums = {name: _sum_or_none([getattr(part, name) for part in known])
-            for name in ("drafts", "draft_tokens", "accepted_tokens", "completion_tokens", "requests")}
-    chains = [part.accepted_by_position for part in known]
-    longest = max((len(chain) for chain in chains if chain is not None), default=0)
-    by_position = None if None in chains else tuple(
+    sums: Dict[str, Any] = {name: _sum_or_none([getattr(part, name) for part in known])
+                            for name in ("drafts", "draft_tokens", "accepted_tokens", "completion_tokens", "requests")}
+    chains = [part.accepted_by_position for part in known if part.accepted_by_position is not None]
+    longest = max(map(len, chains), default=0)
+    by_position = None if len(chains) < len(known) else tuple(
         sum(chain[place] for chain in chains if place < len(chain)) for place in range(longest))
     return Acceptance(accepted_by_position=by_position, source=known[0].source, **sums)
 
 
 def _sum_or_none(counts: Sequence[Optional[int]]) -> Optional[int]:
-    return None if None in counts else sum(counts)
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 # --- The whole run: every cell with its verdict, and why
@@ -4812,13 +4824,14 @@ def _why(run: Run, baseline: Pass, other: Pass, speeds: Speeds, agreement: Agree
     k = (speculation.draft_tokens if speculation else None) or len(acceptance.accepted_by_position or ()) or None
     step = step_cost(acceptance.tokens_per_target_pass, speeds.decode)
     cost = draft_cost(step, drafted_per_pass(acceptance, k))
-    predicted = predicted_speedups(acceptance, k, cost["value"]) if cost and cost["value"] is not None else None
+    one_token = cost["value"] if cost else None
+    predicted = predicted_speedups(acceptance, k, one_token) if one_token is not None else None
     best = max([("0", 1.0), *(predicted or {}).items()], key=lambda choice: choice[1])
     return {
         "acceptance_by_position": list(acceptance.rate_by_position) if acceptance.rate_by_position else None,
         "tokens_per_target_pass": acceptance.tokens_per_target_pass, "step_cost": step, "draft_cost": cost,
         "draft_length": k, "acceptance_rate": acceptance.acceptance_rate,
-        "break_even_acceptance": break_even_alpha(k, max(0.0, cost["value"])) if k and cost else None,
+        "break_even_acceptance": break_even_alpha(k, max(0.0, one_token)) if k and one_token is not None else None,
         "predicted_speedup": predicted, "best_draft_length": int(best[0]) if predicted else None,
         "best_speedup": best[1] if predicted else None, "crossover": None,
         "kv_cache_tokens_lost": _cache_lost(*servers),
@@ -4826,9 +4839,8 @@ def _why(run: Run, baseline: Pass, other: Pass, speeds: Speeds, agreement: Agree
 
 
 def _cache_lost(baseline: Optional[Server], other: Optional[Server]) -> Optional[int]:
-    if baseline is None or other is None or None in (baseline.kv_cache_tokens, other.kv_cache_tokens):
-        return None
-    return baseline.kv_cache_tokens - other.kv_cache_tokens
+    mine, theirs = (server.kv_cache_tokens if server else None for server in (baseline, other))
+    return None if mine is None or theirs is None else mine - theirs
 
 
 def _with_crossover(cell: Comparison, cells: Sequence[Comparison]) -> Comparison:
@@ -4848,7 +4860,7 @@ def advice(cell: Comparison) -> Tuple[str, ...]:
 def _advice_on_length(cell: Comparison) -> Optional[str]:
     best, speed, k = (cell.why.get(key) for key in ("best_draft_length", "best_speedup", "draft_length"))
     ratio = cell.decode_ratio
-    if best is None or not k or ratio is None or best == k or speed < 1.05 * ratio.value:
+    if best is None or speed is None or not k or ratio is None or best == k or speed < 1.05 * ratio.value:
         return None
     if best == 0:
         return f"No draft length up to {k} is predicted to pay on {cell.workload} at concurrency {cell.concurrency}."
@@ -4859,7 +4871,7 @@ def _advice_on_length(cell: Comparison) -> Optional[str]:
 def _advice_on_acceptance(cell: Comparison) -> Optional[str]:
     rate, needed, k = (cell.why.get(key) for key in ("acceptance_rate", "break_even_acceptance", "draft_length"))
     ratio, cost = cell.decode_ratio, cell.why.get("draft_cost")
-    if None in (rate, needed, k, cost) or ratio is None or ratio.high is None or ratio.high >= 1:
+    if rate is None or needed is None or k is None or cost is None or ratio is None or ratio.high is None or ratio.high >= 1:
         return None
     return (f"A drafted token is accepted with probability {alpha_of_rate(rate, k):.2f} once those before it are; at "
             f"{cost['value']:.2f} target steps a token, k = {k} pays from {needed:.2f} on.")
@@ -6329,12 +6341,12 @@ def _rate_words(value: Optional[float], of: str = "") -> str:
 
 
 def _acceptance_words(record: Record) -> List[str]:
-    """What became of the drafts, one line a meaning; the reason where nothing was measured; nothing for a plain server."""
+    """What became of the drafts, one line a meaning; the reason where nothing was measured; nothing where nobody drafts."""
     found = value_at(record, "acceptance") or {}
     measured = (("rate", percent(number_at(found, "acceptance_rate"), 1)),
                 ("length", _tokens_words(number_at(found, "acceptance_length"), "a step, bonus token included")),
                 ("yield", _tokens_words(number_at(found, "tokens_per_target_pass"), "a target pass")))
-    if record_server(record) == BASELINE and number_at(found, "acceptance_rate") is None:
+    if text_at(found, "missing") == NOT_SPECULATING:
         return []
     lines = [f"{name} {value}" for name, value in measured if value != DASH]
     source, missing = text_at(found, "source"), text_at(found, "missing")
@@ -7186,12 +7198,17 @@ def _server_table(passes: Sequence[Record]) -> Table:
     return Table("The servers, as they or the user told", _SERVER_COLUMNS, tuple(rows))
 
 
+_NUMBER_IN_WORDS = re.compile(r"\d[\d.,]*")
+
+
 def _caveat_list(records: Sequence[Record]) -> str:
-    """Each caveat once, with its remedy and how many records carry it."""
+    """Each caveat once, with its remedy and how many records carry it; those that differ in a number alone are one."""
     counts: Dict[Tuple[str, str], int] = {}
+    alike: Dict[str, Tuple[str, str]] = {}
     for record in records:
         for caveat in list_at(record, "caveats"):
-            key = (text_at(caveat, "sentence") or str(caveat), text_at(caveat, "remedy"))
+            sentence = text_at(caveat, "sentence") or str(caveat)
+            key = alike.setdefault(_NUMBER_IN_WORDS.sub("#", sentence), (sentence, text_at(caveat, "remedy")))
             counts[key] = counts.get(key, 0) + 1
     items = "".join(f"<li><strong>{html_text(sentence)}</strong> {html_text(remedy)} "
                     f'<span class="note">({count} of {len(records)} records)</span></li>'
@@ -8200,7 +8217,8 @@ class DemoEngine:
     def _count(self, sequence: DemoSequence) -> None:
         sequence.finish = sequence.finish or "abort"
         counts = {"requests": 1, "prompt": len(sequence.prompt.tokens), "tokens": len(sequence.tokens)}
-        self.counts.update({**counts, **{(name, sequence.streamed): count for name, count in counts.items()}})
+        self.counts.update(counts)
+        self.counts.update({(name, sequence.streamed): count for name, count in counts.items()})
         self.counts.update({
             ("finish", sequence.finish): 1, "passes": len(sequence.verified),
             "drafts": sum(drafted > 0 for drafted, _ in sequence.verified), "drafted": sequence.drafted,
@@ -8225,11 +8243,14 @@ class DemoEngine:
 
     def _verify(self, sequence: DemoSequence, draft: Sequence[str], width: int) -> DemoEmission:
         """The drafted tokens that the target would have chosen itself, and one of its own."""
-        answer, tokens, logprobs = sequence.answer, [], []
+        answer = sequence.answer
+        tokens: List[str] = []
+        logprobs: List[DemoLogprob] = []
         for guess in [*draft, None]:
             own = answer.choose(width)
-            wrong = guess is not None and guess != own and self._passes_wrong(sequence, len(tokens))
-            token = guess if wrong else own
+            token = own
+            if guess is not None and guess != own and self._passes_wrong(sequence, len(tokens)):
+                token = guess
             if sequence.top_logprobs is not None:
                 logprobs.append(_demo_logprob(answer.distribution(width), token, sequence.top_logprobs, token == guess))
             answer.advance(token)
@@ -8521,10 +8542,10 @@ class LlamaCppDialect(DemoDialect):
         def choice(delta: Mapping[str, Any], finish: Optional[str] = None, **more: Any) -> Dict[str, Any]:
             return self.chunk(request, [{"finish_reason": finish, "index": 0, "delta": delta, **more}], system_fingerprint=self.build)
 
-        events = [choice({"role": "assistant", "content": None})] if emission.first else []
+        events: List[Mapping[str, Any]] = [choice({"role": "assistant", "content": None})] if emission.first else []
         for place, token in enumerate(emission.tokens):
             real = emission.logprobs and place >= emission.accepted     # a drafted token's are absent
-            more = {"logprobs": self.logprobs(emission.logprobs[place:place + 1])} if real else {}
+            more: Dict[str, Any] = {"logprobs": self.logprobs(emission.logprobs[place:place + 1])} if real else {}
             events += [choice(delta, **more) for delta in request.deltas([token], merge=False)]
         if request.sequence.finish and request.usage_wanted:
             account = self._account(request)
@@ -8578,7 +8599,8 @@ class VllmDialect(DemoDialect):
 
     def _counters(self, counts: Mapping[Any, float]) -> Dict[str, List[Tuple[Mapping[str, str], float]]]:
         """Samples by counter, the labels beyond the common ones told apart; those of drafts only when speculating."""
-        reasons = [({"finished_reason": reason}, counts["finish", reason]) for reason in ("stop", "length", "abort")]
+        reasons: List[Tuple[Mapping[str, str], float]] = [
+            ({"finished_reason": reason}, counts["finish", reason]) for reason in ("stop", "length", "abort")]
         counters: Dict[str, List[Tuple[Mapping[str, str], float]]] = {
             "prompt_tokens": [({}, counts["prompt"])], "generation_tokens": [({}, counts["tokens"])], "request_success": reasons}
         if self.options.speculates:
@@ -8602,9 +8624,11 @@ class VllmDialect(DemoDialect):
         ids = self._ids(request, emission.tokens)
         opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         prompt_ids = self._ids(request, request.sequence.prompt.tokens)
-        events = [self.chunk(request, [opening], prompt_token_ids=prompt_ids, prompt_text=None)] if emission.first else []
+        events: List[Mapping[str, Any]] = (
+            [self.chunk(request, [opening], prompt_token_ids=prompt_ids, prompt_text=None)] if emission.first else [])
         deltas = request.deltas(emission.tokens, merge=True) or ([{"content": ""}] if ids or finish else [])
-        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None} for delta in deltas]
+        choices: List[Dict[str, Any]] = [
+            {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None} for delta in deltas]
         if choices:
             choices[-1].update(logprobs=self.logprobs(emission.logprobs), token_ids=ids)
         if finish:
@@ -8688,7 +8712,7 @@ class SglangDialect(DemoDialect):
             return {**self.chunk(request, [{"index": 0, "delta": {"reasoning_content": None, **delta}, "logprobs": None,
                                             "finish_reason": finish, **self._stopped(finish), **more}]), "id": request.id}
 
-        events = [choice({"role": "assistant", "content": ""})] if emission.first else []
+        events: List[Mapping[str, Any]] = [choice({"role": "assistant", "content": ""})] if emission.first else []
         shown = [one._replace(top=emission.logprobs[0].top) for one in emission.logprobs]   # as seen: the first one's for all
         events += [choice(delta, logprobs=self.logprobs(shown)) for delta in request.deltas(emission.tokens, merge=True)]
         if request.sequence.finish:
@@ -8887,7 +8911,7 @@ class DemoServer:
     url: str                # base URL, ending in /v1
     dialect: str
     drafter: str
-    process: subprocess.Popen
+    process: Any            # subprocess.Popen
 
     def __enter__(self) -> DemoServer:
         return self
@@ -8905,8 +8929,8 @@ def start_demo_server(dialect: str = "llama.cpp", drafter: str = "none", flags: 
     # A Ctrl-C at the terminal is ours alone: the pass under way is still to be recorded.
     apart: Dict[str, Any] = {"start_new_session": True}
     if os.name == "nt":
-        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)
+        apart = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP")}
+    process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)
     port = process.stdout.readline().strip().decode()
     server = DemoServer(f"http://127.0.0.1:{port}/v1", dialect, drafter, process)
     if not port.isdigit():
@@ -9044,10 +9068,11 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
     """The blocks that a list of wishes comes to: no prompt is asked twice on a server, unless prompts are to be shared."""
     blocks: List[Block] = []
     remarks: List[Remark] = []
-    seen: Dict[str, None] = {}
+    seen: Set[str] = set()
+    names: Set[str] = set()
     for wish in wishes:
-        prompts = take(without_repeats(wish.prompts, seen), wish.limit)
-        seen.update(dict.fromkeys(map(prompt_sha256, prompts)))
+        prompts = _with_own_names(take(without_repeats(wish.prompts, seen), wish.limit), wish.workload, names)
+        seen.update(map(prompt_sha256, prompts))
         if len(prompts) < len(wish.levels) and not share_prompts or not prompts:
             raise MeasureError(f"The workload {wish.workload} has {len(prompts)} prompts for {len(wish.levels)} concurrency levels.",
                                "give it more prompts, or name fewer levels: each level needs prompts of its own")
@@ -9059,8 +9084,20 @@ def plan_of(wishes: Sequence[Wish], share_prompts: bool) -> Plan:
                                       f"give it at least {level * len(wish.levels)} prompts, or raise --limit", about=wish.workload))
     if share_prompts and any(len(wish.levels) > 1 for wish in wishes):
         remarks.append(Remark("Every level asks the same prompts again: a drafter or cache that remembers answers looks far better than it is.",
-                                "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
+                              "leave --share-prompts out; suffix decoding's acceptance length once went from 1.5 to 8.5 that way"))
     return Plan(tuple(blocks), tuple(remarks))
+
+
+def _with_own_names(prompts: Sequence[Prompt], workload: str, taken: Set[str]) -> Tuple[Prompt, ...]:
+    """The prompts under ids that no other workload uses: answers are matched by them."""
+    named = []
+    for prompt in prompts:
+        identity, number_ = prompt.id, 2
+        while identity in taken:
+            identity, number_ = f"{workload}:{prompt.id}" if number_ == 2 else f"{workload}:{prompt.id}-{number_}", number_ + 1
+        taken.add(identity)
+        named.append(replace(prompt, id=identity))
+    return tuple(named)
 
 
 def wishes_of(options: Any) -> Tuple[List[Wish], List[Remark]]:
@@ -9249,7 +9286,7 @@ def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     remarks += examine(_arms_in_order(session), session.plan.levels, _longest(session.plan), options.max_tokens, os.environ)
     if options.repeats > 1 and not options.share_prompts:
         remarks.append(Remark(f"Every prompt is asked {options.repeats} times: drafters and caches that remember answers gain by it.",
-                                "use --repeats 1 and more prompts to measure those"))
+                              "use --repeats 1 and more prompts to measure those"))
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
         remarks += found
@@ -9644,7 +9681,8 @@ def _conclude(session: Session) -> int:
     if len(records) > 1:
         _show_tables(session, records)
     if session.evidence is not None:
-        session.screen.say(f"evidence: {session.evidence.path}   notebook: {session.notebook.path}")
+        session.screen.say(f"notebook: {session.notebook.path}")
+        session.screen.say(f"evidence: {session.evidence.path}")
     if session.options.export_json:
         write_text(session.options.export_json, json.dumps(export_json(_notebook_records(session, records)), indent=2) + "\n", session.screen)
     if session.interrupt.requested:
@@ -9916,7 +9954,7 @@ def speedup_map_table(cost: float) -> Table:
     """The map S(a, k) at one draft cost; the best length of each row is marked."""
     lengths = (1, 2, 3, 4, 6, 8, 12, 16)
     columns = (number("acceptance", decimals=2), *(Column(f"k = {k}", align="right") for k in lengths))
-    rows = []
+    rows: List[Tuple[Cell, ...]] = []
     for alpha, gains in speedup_rows(cost, [step / 10 for step in range(1, 10)] + [0.95], lengths):
         best = max(gains)
         rows.append((alpha, *(f"{gain:.2f}{'*' if gain == best and gain > 1 else ' '}" for gain in gains)))

@@ -9,7 +9,6 @@ import measure_speculative as ms
 
 PATH = Path(ms.__file__)
 SOURCE = PATH.read_text(encoding="utf-8")
-TREE = ast.parse(SOURCE)
 BANNER = re.compile(r"^# =+\n# (\d+)\. ([^\n(]+?) \(([^\n]*)\)\n# =+$", re.MULTILINE)
 IO_MODULES = {"asyncio", "socket", "subprocess", "signal", "shutil", "tempfile", "threading", "time", "fcntl", "msvcrt"}
 PURE_SECTIONS = (1, 2, 4, 5, 9, 10, 11, 12, 14)
@@ -36,6 +35,14 @@ HOMES = [(start, number) for start, number, _, _ in banners()]
 
 
 class Shape(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.tree = ast.parse(SOURCE)
+
+    @classmethod
+    def tearDownClass(cls):
+        del cls.tree        # half a million objects, which every collection before a measured pass would walk
+
     def test_sections_come_in_order_and_say_their_kind(self):
         numbers = [number for _, number, _, _ in banners()]
         self.assertEqual(numbers, list(range(1, 17)))
@@ -43,9 +50,9 @@ class Shape(unittest.TestCase):
             self.assertRegex(kind, "pure|I/O", title)
 
     def test_a_section_uses_only_what_stands_above_it(self):
-        home = {name: section_of(node.lineno) for node in TREE.body for name in defined(node)}
+        home = {name: section_of(node.lineno) for node in self.tree.body for name in defined(node)}
         wrong = []
-        for node in TREE.body:
+        for node in self.tree.body:
             here = section_of(node.lineno)
             own = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
             own |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
@@ -56,7 +63,7 @@ class Shape(unittest.TestCase):
 
     def test_pure_sections_touch_no_clock_file_or_socket(self):
         wrong = []
-        for node in TREE.body:
+        for node in self.tree.body:
             if section_of(node.lineno) not in PURE_SECTIONS:
                 continue
             for name in ast.walk(node):
@@ -77,9 +84,9 @@ class Shape(unittest.TestCase):
 
     def test_public_functions_say_what_their_value_is(self):
         silent = []
-        said = {one.name for node in TREE.body if isinstance(node, ast.ClassDef) and not node.bases for one in node.body
+        said = {one.name for node in self.tree.body if isinstance(node, ast.ClassDef) and not node.bases for one in node.body
                 if isinstance(one, ast.FunctionDef) and ast.get_docstring(one)}     # an override means what its base says
-        for node in TREE.body:
+        for node in self.tree.body:
             methods = node.body if isinstance(node, ast.ClassDef) else []
             for one in [node, *methods]:
                 named = isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))

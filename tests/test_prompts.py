@@ -187,6 +187,12 @@ class Choice(unittest.TestCase):
         plan = ms.plan_of([ms.Wish("a", prompts[:8], (1,), None), ms.Wish("b", prompts, (1,), None)], False)
         self.assertEqual([len(block.prompts) for block in plan.blocks], [8, 4])
 
+    def test_prompts_of_two_workloads_never_share_an_id(self):
+        one = self.prompts(2)
+        two = [ms.replace(prompt, messages=({"role": "user", "content": f"other {prompt.id}"},)) for prompt in one]
+        plan = ms.plan_of([ms.Wish("a", tuple(one), (1,), None), ms.Wish("b", tuple(two), (1,), None)], False)
+        self.assertEqual([prompt.id for prompt in plan.prompts], ["p0", "p1", "b:p0", "b:p1"])
+
     def test_the_digest_is_of_what_is_sent(self):
         one, two = self.prompts(2)
         self.assertEqual(ms.prompt_sha256(one), ms.prompt_sha256(ms.replace(one, id="other", category="other")))
