@@ -6,17 +6,16 @@ words of the fake's manual beside it. `python3 -m tests.test_faults` writes it a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
 import unittest
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 from unittest import mock
 
 from tests import fakes
 from tests.drive import Bench, Done, m
-from tests.fakes import CHAT_FAULTS, EITHER, METRICS_FAULTS, MB, SILENT, WHOLE, FakeServer, Say, Speculation, edited
+from tests.fakes import CHAT_FAULTS, EITHER, METRICS_FAULTS, MB, SILENT, WHOLE, FakeServer, Speculation, edited
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "FAULTS.md")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 import ast
 import itertools
 import os
-import re
 import subprocess
-import sys
 import unittest
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Iterator, Tuple
 from unittest import mock
 
-from tests.drive import COMMAND, SCRIPT, Bench, m, run_main
+from tests.drive import COMMAND, SCRIPT, Bench, m
 from tests.fakes import FakeServer, Say, Speculation
 
 with open(SCRIPT, encoding="utf-8") as source_file:

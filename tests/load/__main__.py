@@ -9,11 +9,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any
 
-from tests.drive import COMMAND, Bench, lines_of, m, run_main
+from tests.drive import COMMAND, Bench, lines_of, m
 
 CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"%d "},"finish_reason":null}]}\n\n'
 LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":%d}}\n\ndata: [DONE]\n\n'
@@ -86,7 +85,7 @@ def streams(options: Any) -> int:
         record = lines_of(book)[0]
         replies = [line["reply"] for line in lines_of(run) if line["record"] == "reply"]
         wanted = "".join(f"{number} " for number in range(chunks))
-        whole = sum(reply.get("content") == wanted and len(reply["chunk_at_s"]) == chunks for reply in replies) if not options.url else sum(not reply.get("error") for reply in replies)
+        whole = sum(not reply.get("error") if options.url else reply.get("content") == wanted and len(reply["chunk_at_s"]) == chunks for reply in replies)
         print(json.dumps({
             "streams": options.streams, "chunks_a_stream": chunks, "chunks": sum(len(reply.get("chunk_at_s", ())) for reply in replies), "whole": whole,
             "failed": record["failed"], "seconds": round(time.perf_counter() - began, 1), "wall_s": round(record["wall_s"], 2),
