@@ -1454,7 +1454,7 @@ class Framing:
         self.chunked = False
         self.closes = False
         self.broken: Optional[str] = None
-        self._frame = 0             # where the chunk that is not whole yet begins, and where it will end
+        self._frame = 0             # where the head or chunk that is not whole yet begins, and where the chunk will end
         self._frame_end = 0
 
     def complete(self, data: bytearray) -> bool:
@@ -1470,13 +1470,13 @@ class Framing:
 
     def read_head(self, data: bytearray) -> bool:
         """Whether the response's head is whole; if so, it is read."""
-        start = 0
+        start = self._frame
         while True:                 # the limit holds for all heads together: interim ones may come for ever
             end = data.find(b"\r\n\r\n", start, MAX_HEAD_BYTES)
             if end < 0:
                 if len(data) >= MAX_HEAD_BYTES:
                     self.broken = f"the response's head is larger than {MAX_HEAD_BYTES >> 10} KiB"
-                elif data[:1] and not b"HTTP/1.".startswith(bytes(data[:7])):
+                elif len(data) > start and not b"HTTP/1.".startswith(bytes(data[start:start + 7])):
                     self.broken = ("the server speaks TLS, not plain HTTP: use https://" if data[:2] in (b"\x15\x03", b"\x16\x03")
                                    else "the answer is not HTTP")
                 return False
@@ -1485,12 +1485,12 @@ class Framing:
             if not status:
                 self.broken = "the answer is not HTTP"
                 return False
-            start = end + 4
+            start = self._frame = end + 4
             if status.group(2) >= "200":
                 break               # 1xx: an interim answer; the real one follows
         self.head_end, self.status = start, int(status.group(2))
         self._read_headers(lines[1:], old=status.group(1) == "0")
-        self._frame = self._frame_end = start
+        self._frame_end = start
         return True
 
     def _read_headers(self, lines: Sequence[str], old: bool) -> None:
@@ -4959,7 +4959,7 @@ def _made(kind: Any, known: Mapping[str, Any]) -> Any:
     return kind(**known)
 
 
-_JSON_KINDS = {"str": str, "bool": bool, "int": int, "float": (int, float)}
+_JSON_KINDS: Dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
 _LARGEST = 2.0 ** 63
 
 
@@ -9840,7 +9840,7 @@ def _evidence_of(name: Any, notebook: str) -> Optional[str]:
     """Where a record's run file is: as written, or beside the notebook; None where it is gone."""
     if not isinstance(name, str) or not name:
         return None
-    beside = os.path.join(os.path.dirname(notebook), os.path.basename(os.path.dirname(name)), os.path.basename(name))
+    beside = os.path.join(os.path.dirname(notebook), *re.split(r"[\\/]", name)[-2:])      # as any system writes a path
     return next((place for place in (name, beside) if os.path.isfile(place)), None)
 
 

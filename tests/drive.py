@@ -25,6 +25,8 @@ if ROOT not in sys.path:
 import measure_speculative as m  # noqa: E402
 
 SCRIPT = os.path.join(ROOT, "measure_speculative.py")
+# The program in a process of its own; imported, since Python compiles a script anew each time.
+COMMAND = [sys.executable, "-c", f"import sys; sys.path.insert(0, {ROOT!r}); import measure_speculative as m; sys.exit(m.main(sys.argv[1:]))"]
 QUICK = ("--ties", "never", "--noise-floor", "never", "--timeout", "5", "--max-tokens", "40", "--ready-timeout", "1")
 
 

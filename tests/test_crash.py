@@ -15,7 +15,7 @@ from typing import Any, Iterator, List
 from unittest import mock
 
 from tests.crash import kill_writers
-from tests.drive import SCRIPT, Bench, Done, lines_of, m, run_main
+from tests.drive import COMMAND, SCRIPT, Bench, Done, lines_of, m, run_main
 from tests.fakes import FakeServer, Speculation
 
 POSIX = os.name == "posix"
@@ -270,13 +270,13 @@ class TestPlacesThatCannotBeWritten(unittest.TestCase):
 class TestSignals(unittest.TestCase):
     """Ctrl-C, SIGTERM and SIGKILL in the middle of a pass, to a process of its own."""
 
-    def run_until(self, number: int, level: int, twice: bool = False, more: List[str] = []) -> Any:
+    def run_until(self, number: int, level: int, twice: bool = False) -> Any:
         """Start a measurement whose answers never end after the fourth, send a signal then; what was left behind."""
         with Bench() as bench, FakeServer(speculation=Speculation()) as server:
             server.script("chat", ["ok"] * 4, then="stall")
-            given = bench.arguments(server.url, None, "--warmup", "0", "--timeout", "30", "--concurrency", str(level), *more,
+            given = bench.arguments(server.url, None, "--warmup", "0", "--timeout", "30", "--concurrency", str(level),
                                     prompts=[f"say {n}" for n in range(10)])
-            process = subprocess.Popen([sys.executable, SCRIPT, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            process = subprocess.Popen([*COMMAND, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.wait_for(lambda: len(server.chats) >= 4 + level and all(request.sent_at or request.step == "stall" for request in server.chats))
             time.sleep(0.05)
             began = time.perf_counter()
@@ -329,7 +329,7 @@ class TestSignals(unittest.TestCase):
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(number), Bench() as bench, FakeServer(faults={"models": "hang"}) as server:
                 given = bench.arguments(server.url, None)
-                process = subprocess.Popen([sys.executable, SCRIPT, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                process = subprocess.Popen([*COMMAND, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 self.wait_for(lambda: server.requests)
                 process.send_signal(number)
                 out, err = process.communicate(timeout=10)

@@ -9,10 +9,10 @@ import tempfile
 import time
 import unittest
 import zlib
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence
 
 from tests.drive import m
-from tests.fuzz import exchange_of, framed, pages, read_address, read_answer, read_files, read_http, read_prompts, read_stream, run_target, streams, targets
+from tests.fuzz import exchange_of, framed, pages, read_address, read_answer, read_files, read_prompts, read_stream, run_target, streams, targets
 
 SEED = int(os.environ.get("SPEC_TEST_SEED", "7"))
 STAMPS = {"first_s": None, "first_answer_s": None, "last_s": None, "chunk_at_s": ()}

@@ -1,14 +1,12 @@
 """Text that attacks whoever reads it: neutralised on the screen, in Markdown, CSV and HTML, exact in the run file."""
 from __future__ import annotations
 
-import contextlib
 import csv
 import html.parser
 import io
 import json
 import os
 import re
-import unicodedata
 import unittest
 from typing import Any, List
 from unittest import mock

@@ -3,11 +3,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import threading
 import unittest
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator, List
 from unittest import mock
 
 from tests import fakes

@@ -12,7 +12,7 @@ import glob
 import json
 import os
 import random
-import tempfile
+import time
 from array import array
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -245,7 +245,7 @@ def read_address(data: bytes, chance: random.Random) -> None:
         base = m.parse_base_url(text)
         assert b"\n" not in m.request_bytes(base.origin, base.base_path).split(b"\r\n")[0]
         assert base.origin.url("/").isascii() and base.origin.host
-        base.origin.secrets
+        assert isinstance(base.origin.secrets, tuple)
     except m.MeasureError as error:
         assert "hunter2" not in error.sentence + error.hint or "@" not in text.rpartition("hunter2")[2]
     try:
@@ -299,8 +299,6 @@ def targets(folder: str) -> Dict[str, Target]:
 def run_target(name: str, target: Target, inputs: int, chance: random.Random, folder: str, slow_s: float,
                found: Callable[[str, bytes, BaseException], None]) -> None:
     """That many mutated inputs through one reader; what goes wrong is handed over."""
-    import time
-
     seeds, mutate, read = target
     if name == "files":
         for start in range(0, inputs, 60):
