@@ -10131,8 +10131,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def _parser(verb: str, description: str, examples: Sequence[str]) -> argparse.ArgumentParser:
     shown = "\n".join(f"  python3 measure_speculative.py {example}" for example in examples)
     prog = "measure_speculative.py" + (f" {verb}" if verb else "")
-    return argparse.ArgumentParser(prog, usage=f"{prog} [options]", description=f"{description}\n\nexamples:\n{shown}",
-                                   formatter_class=_Help, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog, usage=f"{prog} [options]", description=f"{description}\n\nexamples:\n{shown}",
+                                     formatter_class=_Help, allow_abbrev=False)
+    parser._optionals.title = "options"     # Python 3.9 calls them optional arguments
+    return parser
 
 
 _VERB_LINES = """other verbs (each with --help):
