@@ -149,7 +149,7 @@ class TestTimeAgainstSize(unittest.TestCase):
     def test_growing_replies(self):
         """Many small pieces of one reply: token ids, tool calls, engine fields."""
         def stream(piece: Callable[[int], Any]) -> Callable[[int], bytes]:
-            return lambda n: b"".join(b"data: " + json.dumps(piece(place)).encode() + b"\n\n" for place in range(n)) 
+            return lambda n: b"".join(b"data: " + json.dumps(piece(place)).encode() + b"\n\n" for place in range(n))
 
         read = lambda data: m.read_reply(exchange_of(framed(data)), "p")    # noqa: E731
         delta = lambda value, **more: {"choices": [{"index": 0, "delta": value, **more}]}   # noqa: E731
