@@ -215,16 +215,23 @@ class Acceptance:
 
     @property
     def tokens_per_target_pass(self) -> Optional[float]:
-        """Tokens that one pass of the target yields over the whole answer, passes without a draft included.
+        """Tokens that one pass of the target yields over the whole answer, passes without a draft included."""
+        passes = self.target_passes
+        if passes is None or self.completion_tokens is None or self.requests is None:
+            return None
+        return (self.completion_tokens - self.requests) / passes
 
-        (T - n) / (T - n - accepted) over n requests with T tokens in all: each request's first token comes from the
-        prompt's pass, and every other pass yields its accepted tokens and one more.
+    @property
+    def target_passes(self) -> Optional[int]:
+        """Passes of the target after the prompts': T - n - accepted over n requests with T tokens in all, but no fewer than drafts.
+
+        Each request's first token comes from the prompt's pass, and every other pass yields its accepted tokens and one more.
+        Engines count accepted tokens that the end of the answer then cuts off; each draft was a pass all the same.
         """
         if self.completion_tokens is None or self.requests is None or self.accepted_tokens is None:
             return None
-        decoded = self.completion_tokens - self.requests
-        passes = decoded - self.accepted_tokens
-        return decoded / passes if passes > 0 else None
+        passes = max(self.completion_tokens - self.requests - self.accepted_tokens, self.drafts or 0)
+        return passes if passes > 0 else None
 
     @property
     def rate_by_position(self) -> Optional[Tuple[float, ...]]:
@@ -2577,8 +2584,9 @@ def _told_by_vllm(entry: Mapping[str, Any], facts: Mapping[str, Any], page: Metr
     positions = {sample.labels.get("position") for sample in page.samples
                  if sample.name in (_BY_POSITION[0], _BY_POSITION[0] + "_total")}
     cache = next((sample.labels for sample in page.samples if sample.name == "vllm:cache_config_info"), {})
-    speculation = Speculation(_text(told.get("method")), _first_count(told, "num_speculative_tokens") or len(positions) or None,
-                              _file_name(told.get("model")))
+    method, drafter = _text(told.get("method")), _file_name(told.get("model"))
+    speculation = Speculation(method, _first_count(told, "num_speculative_tokens") or len(positions) or None,
+                              None if drafter == method else drafter)       # n-grams are called a model of that name there
     known = any(sample.name.startswith("vllm:") for sample in page.samples)
     answers = _kept(cache, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
     return {"version": _text(_dict(facts.get("/version")).get("version")), "context_tokens": _first_count(entry, "max_model_len"),
@@ -4622,17 +4630,10 @@ def draft_cost(step: Optional[Mapping[str, Optional[float]]], drafted_per_pass: 
 
 def drafted_per_pass(acceptance: Acceptance, k: Optional[int]) -> Optional[float]:
     """Tokens drafted for a pass of the target, passes without a draft included; k where only that is known."""
-    passes = _target_passes(acceptance)
+    passes = acceptance.target_passes
     if acceptance.draft_tokens and passes:
         return acceptance.draft_tokens / passes
     return float(k) if k else None
-
-
-def _target_passes(acceptance: Acceptance) -> Optional[int]:
-    if acceptance.completion_tokens is None or acceptance.requests is None or acceptance.accepted_tokens is None:
-        return None
-    passes = acceptance.completion_tokens - acceptance.requests - acceptance.accepted_tokens
-    return passes if passes > 0 else None
 
 
 def predicted_speedups(acceptance: Acceptance, k: Optional[int], cost: float) -> Optional[Dict[str, float]]:
@@ -4643,7 +4644,7 @@ def predicted_speedups(acceptance: Acceptance, k: Optional[int], cost: float) ->
     """
     rates = _chain_rates(acceptance, k)
     per_pass = drafted_per_pass(acceptance, k)
-    passes = _target_passes(acceptance)
+    passes = acceptance.target_passes
     if not rates or not per_pass:
         return None
     drafted_share = min(1.0, acceptance.drafts / passes) if acceptance.drafts and passes else 1.0

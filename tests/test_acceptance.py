@@ -165,6 +165,12 @@ class Responses(unittest.TestCase):
         self.assertEqual((found.draft_tokens, found.accepted_tokens), (16, 12))
         self.assertAlmostEqual(found.tokens_per_target_pass, 30 / 18)       # (32 - 2) / (32 - 2 - 12)
 
+    def test_tokens_cut_off_at_the_end_are_no_tokens_of_a_pass(self):
+        """Seen on vLLM: 29 drafts of 3, all accepted, 114 tokens of 6 answers: 87 accepted, but only 108 - 29 of them were kept."""
+        found = ms.Acceptance(29, 87, 87, (29, 29, 29), completion_tokens=114, requests=6)
+        self.assertEqual(found.target_passes, 29)
+        self.assertAlmostEqual(found.tokens_per_target_pass, 108 / 29)
+
     def test_counters_complete_what_responses_tell_only_where_both_agree(self):
         reply = ms.Reply("a", completion_tokens=21, acceptance=ms.Acceptance(None, 16, 12, None, 21, 1, "response timings"))
         counters = ms.Acceptance(4, 16, 12, (4, 4, 2, 2), 21, 1, "metrics counters")
