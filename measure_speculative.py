@@ -2817,6 +2817,25 @@ def rehearse(client: Client, arms: Sequence[Arm], asking: Asking, say: Any, read
     return arms, asking, replies, remarks
 
 
+_WARM_UP_TOOL = {"type": "function", "function": {"name": "note", "description": "Keep a note.", "parameters": {
+    "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}}
+
+
+def rehearse_tools(client: Client, arms: Sequence[Arm], asking: Asking) -> List[Remark]:
+    """What every server says to a request with a tool, before prompts with tools are measured: some need a flag for it."""
+    remarks = []
+    for arm in arms:
+        prompt = replace(warm_up_prompt(1), tools=(_WARM_UP_TOOL,))
+        body = request_body(arm.server, prompt, replace(asking, max_tokens=min(asking.max_tokens, 16)), arm.own_body, "tools")
+        reply = read_reply(client.ask(arm.origin, request_bytes(arm.origin, arm.chat_path, body)), prompt.id)
+        if reply.error:
+            remedy = {"vllm": "start vLLM with --enable-auto-tool-choice --tool-call-parser NAME (hermes, llama3_json, ...)",
+                      "llama.cpp": "start llama-server with --jinja", "sglang": "start SGLang with --tool-call-parser NAME"}
+            remarks.append(Remark(f"{arm.server.label} refuses prompts with tools: {reply.error}.", remedy.get(arm.server.engine, "leave the workload out"),
+                                  True, arm.server.label))
+    return remarks
+
+
 _SPOILING = ("seed", "top_p", "repetition_penalty", "repeat_penalty", "presence_penalty", "frequency_penalty", "min_p")
 
 
@@ -9290,6 +9309,8 @@ def _meet_servers(session: Session, notes: Sequence[Remark]) -> None:
     if options.warmup:
         session.arms, session.asking, replies, found = rehearse(session.client, session.arms, session.asking, screen.say, options.ready_timeout)
         remarks += found
+        if any(prompt.tools for prompt in session.plan.prompts):
+            remarks += rehearse_tools(session.client, session.arms, session.asking)
         for arm, reply in zip(session.arms, replies):
             _remember_speed(session, arm, reply)
     _tell(screen, remarks)

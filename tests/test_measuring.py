@@ -294,6 +294,14 @@ class BeforeMeasuring(ProgramTest):
         self.assertIn("'seed'", outcome.err)
         self.assertTrue(any("'seed'" in caveat["sentence"] for caveat in outcome.comparisons[0]["caveats"]))
 
+    def test_a_server_that_takes_no_tools_says_so_before(self):
+        server = self.starting(FakeServer(engine="vllm"))
+        server.script(lambda request: bool(request.body) and "tools" in request.body, then=("status_500", {}))
+        outcome = self.measure(server, arguments=("--prompt-set", "agent", "--limit", 1))
+        self.assertIn("refuses prompts with tools", outcome.err)
+        self.assertIn("--tool-call-parser", outcome.err)
+        self.assertEqual(outcome.code, 1)
+
     def test_redirects_stay_on_the_host(self):
         server = self.starting(FakeServer())
         server.script("chat", ["redirect"])
