@@ -1413,7 +1413,7 @@ def parse_address(text: str, key: Optional[str] = None) -> Tuple[Origin, str]:
 
 def without_credentials(url: str) -> str:
     """An address as it may be shown, also one that is none: nothing before its last "@", nothing of its query."""
-    return re.sub(r"(?s)[?#].*", "?...", re.sub(r"(?s)//.*@", "//", url))
+    return re.sub(r"(?s)[?#].*", "?...", re.sub(r"(?s)\A([A-Za-z][A-Za-z0-9+.-]*://)?.*@", r"\1", url))
 
 
 def url_path(path: str) -> str:

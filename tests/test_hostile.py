@@ -104,9 +104,10 @@ class TestAnswers(HostileCase):
                 self.check_everything(bench, done)
 
     def test_each_by_itself_is_exact_in_the_run_file(self):
-        for name, text in HOSTILE.items():
+        for name in ("escapes", "lines", "half a pair", "nul"):
+            text = HOSTILE[name]
             with self.subTest(name), Bench() as bench:
-                done = self.measure(bench, text)
+                done = self.measure(bench, text, "--warmup", "0")
                 kept = done.replies["baseline", "0"]["content"].encode("utf-8", "surrogateescape")
                 self.assertEqual(kept, f"begin {text} left {text}".encode("utf-8", "surrogatepass"), "byte for byte")
                 self.check_text(done.screen, name)
