@@ -1300,7 +1300,7 @@ def acceptance_of_pass(replies: Sequence[Reply], counters: Acceptance, speculati
     if told and told[0].source == "response timings":
         # llama.cpp leaves the fields out of replies that drafted nothing: those count as zero drafted, not as unknown.
         told = [reply.acceptance or Acceptance(None, 0, 0, None, reply.completion_tokens, 1, "response timings") for reply in done]
-    nothing_drafted = counters.missing in (None, NO_DRAFTS, NO_COUNTERS) and not counters.drafts
+    nothing_drafted = (counters.missing or NO_DRAFTS).startswith((NO_DRAFTS, NO_COUNTERS)) and not counters.drafts
     if speculating is False and nothing_drafted and not any(part.draft_tokens for part in told):
         return replace(counters, missing=NOT_SPECULATING)
     if not told or len(told) < len(done):
