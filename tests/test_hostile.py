@@ -47,7 +47,7 @@ class HostileCase(unittest.TestCase):
         """Two servers whose answers are that text, and differ behind it."""
         def answer(tail: str) -> Any:
             def say(messages: Any, body: Any) -> Say:
-                return Say(**{"content": "x" + tail, **{where: f"begin {text} {tail}"}}) if where != "tool_calls" else Say("x" + tail, "", ((text[:50], text + tail),))
+                return Say(**{"content": "x" + tail, where: f"begin {text} {tail}"}) if where != "tool_calls" else Say("x" + tail, "", ((text[:50], text + tail),))
             return say
 
         with FakeServer("plain", answer=answer("left " + text)) as base, FakeServer("plain", answer=answer("right " + text)) as other:
