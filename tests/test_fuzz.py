@@ -185,7 +185,8 @@ class TestFindings(unittest.TestCase):
 
     def test_credentials_that_are_not_shown(self):
         for text in ("http://user:hun/ter2@host:x/", "http://user:hun@ter2@host:x/", "ftp://user:hunter2@host/", "http://host/v1?api_key=hunter2",
-                     "http://host/v1#hunter2", "http:/user:hunter2@host/", "http://user:hunter2@ho st/", "http://user:hunter2@:80/", "http://user:hunter2@[::1/", "/user:hunter2@host://x", "ftp://user:hun?ter2@host/"):
+                     "http://host/v1#hunter2", "http:/user:hunter2@host/", "http://user:hunter2@ho st/", "http://user:hunter2@:80/", "http://user:hunter2@[::1/",
+                     "/user:hunter2@host://x", "ftp://user:hun?ter2@host/"):
             with self.subTest(text):
                 with self.assertRaises(m.MeasureError) as caught:
                     m.parse_base_url(text)
@@ -220,7 +221,8 @@ class TestFindings(unittest.TestCase):
                         data = body.replace("%s", inner).encode()
                         read_answer(data, random.Random(1))
                         read_stream(b"data: " + data + b"\n\n", random.Random(1))
-                    for line in ('{"prompt": "x", "tools": %s}', '{"messages": [{"role": "user", "content": %s}]}', '{"prompt": "x", "tools": [{"name": "f", "parameters": {"a": %s}}]}',
+                    for line in ('{"prompt": "x", "tools": %s}', '{"messages": [{"role": "user", "content": %s}]}',
+                                 '{"prompt": "x", "tools": [{"name": "f", "parameters": {"a": %s}}]}',
                                  '[{"prompt": %s}]', '{"question": %s}'):
                         read_prompts(line.replace("%s", inner).encode(), random.Random(1))
                     with tempfile.TemporaryDirectory() as folder:

@@ -30,8 +30,8 @@ NEWER = {
     "itertools": "pairwise batched", "asyncio": "timeout timeout_at TaskGroup Runner Barrier", "datetime": "UTC", "math": "cbrt exp2 sumprod fma",
     "statistics": "correlation covariance linear_regression kde", "contextlib": "aclosing chdir", "hashlib": "file_digest", "sys": "exception orig_argv stdlib_module_names",
     "typing": "Self TypeAlias ParamSpec Concatenate TypeGuard Never LiteralString Required NotRequired Unpack assert_never override ReadOnly",
-    "os": "EFD_CLOEXEC process_cpu_count", "operator": "call", "inspect": "get_annotations", "functools": "Placeholder", "dataclasses": "KW_ONLY", "types": "EllipsisType NoneType UnionType",
-    "time": "pthread_getcpuclockid", "socket": "recv_fds", "re": "NOFLAG", "ssl": "get_server_certificate_timeout", "string": "Template_is_valid"}
+    "os": "EFD_CLOEXEC process_cpu_count", "operator": "call", "inspect": "get_annotations", "functools": "Placeholder", "dataclasses": "KW_ONLY",
+    "types": "EllipsisType NoneType UnionType", "re": "NOFLAG"}
 NEWER_METHODS = {"bit_count", "get_identifiers", "is_valid", "hardlink_to", "walk"}
 NEWER_KEYWORDS = {"zip": {"strict"}, "dataclass": {"slots", "kw_only", "match_args", "weakref_slot"}, "bisect_left": {"key"}, "bisect_right": {"key"}, "bisect": {"key"},
                   "insort": {"key"}, "iglob": {"root_dir"}, "glob": {"root_dir"}, "ArgumentParser": {"suggest_on_error", "color"}, "mkdtemp": {"delete"}}
