@@ -3043,7 +3043,7 @@ async def _play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interr
     for lane in lanes:
         await client.open_ahead(lane.arm.origin, 1)
     kept: List[List[Reply]] = [[] for _ in lanes]
-    wall_s, lateness_s = [0.0] * len(lanes), array("d")
+    wall_s, busy_s, lateness_s = [0.0] * len(lanes), [0.0] * len(lanes), array("d")
     monitor = asyncio.ensure_future(_hiccups(lateness_s, client.clock))
     for turn in range(max(len(lane.jobs) for lane in lanes)):
         order = range(len(lanes)) if turn % 2 == 0 else range(len(lanes) - 1, -1, -1)
@@ -3054,13 +3054,14 @@ async def _play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interr
             job = lane.jobs[turn]
             exchange = await client.send(lane.arm.origin, job.request, client.clock(), client.timeout_s, None, lambda: interrupt.requested)
             wall_s[place] += exchange.ended_s - exchange.due_s
+            busy_s[place] += exchange.ended_s - exchange.sent_s if exchange.sent_s is not None else 0.0
             reply = read_reply(exchange, job.prompt.id, job.repeat)     # nothing is in flight: understanding disturbs nobody
             kept[place].append(reply)
             keep(lane, reply)
             notice(lane, exchange)
     monitor.cancel()
     hiccup_s = _p99(lateness_s)
-    return [Played(tuple(replies), wall, hiccup_s, None, False) for replies, wall in zip(kept, wall_s)]
+    return [Played(tuple(replies), wall, hiccup_s, busy / wall if wall else None, False) for replies, wall, busy in zip(kept, wall_s, busy_s)]
 
 
 def play_in_turn(client: Client, lanes: Sequence[Lane], interrupt: Interrupt, notice: Any, keep: Any) -> List[Played]:

@@ -84,6 +84,12 @@ class WholeRuns(ProgramTest):
         self.assertEqual(len(set(salts[0])), len(salts[0]))
         self.assertEqual([salt for salt in salts[1]], salts[0][:len(salts[1])])
 
+    def test_load_kept_is_told_at_every_level(self):
+        base, spec = self.pair(gap_s=0.005)
+        outcome = self.measure(base, spec, arguments=("--prompts", self.prompt_file(8), "--concurrency", "1,4", "--max-tokens", 8))
+        for record in outcome.endpoints() + outcome.endpoints("s0"):
+            self.assertTrue(0.5 < record["load_kept"] <= 1.0, record["load_kept"])
+
     def test_servers_take_turns_prompt_by_prompt(self):
         base, spec = self.pair()
         self.measure(base, spec, arguments=("--limit", 4, "--warmup", 0))
