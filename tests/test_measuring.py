@@ -184,7 +184,7 @@ class SavedRuns(ProgramTest):
 
     def test_runs_from_files_equal_the_same_run_live(self):
         base = self.starting(FakeServer())
-        others = [(f"k{k}", self.starting(FakeServer(speculation=Speculation(k=k, accepts=(k, 0))))) for k in (2, 3, 4)]
+        others = [(f"k{k}", self.starting(FakeServer(speculation=Speculation(k=k, accepts=(k, 0))))) for k in range(1, 9)]
         live = self.measure(base, *others, arguments=("--prompts", self.prompt_file(6), "--concurrency", "1,2", "--max-tokens", 8, "--noise-floor", "always"))
         whole, _ = ms.read_run(live.run_file)
         parts = []
@@ -199,7 +199,7 @@ class SavedRuns(ProgramTest):
         joined = ms.read_notebook(str(live.folder / "joined.md"))[0]
         leave_out = ("recorded_at", "run_file", "caveats")
         pairs = {(record["workload"], record["concurrency"], record["speculative_label"]): record for record in live.comparisons}
-        self.assertEqual(len(joined), 6)
+        self.assertEqual(len(joined), 16)
         for record in joined:
             other = pairs[record["workload"], record["concurrency"], record["speculative_label"]]
             for key in record:
