@@ -19,7 +19,7 @@ import time
 from tests.engines import install
 
 READY_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 10.0
 MODEL = "smollm2"
 VLLM_ENVIRONMENT = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
                     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
