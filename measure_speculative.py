@@ -4529,6 +4529,11 @@ def _real_logprob(entry: Mapping[str, Any]) -> Optional[float]:
     return None if value == 0 and not entry.get("top_logprobs") else value
 
 
+def made_up(entries: Entries) -> bool:
+    """Whether most of these logprobs are placeholders: a ruler from the few real ones would measure nothing."""
+    return 2 * sum(_real_logprob(entry) is None for entry in entries) > len(entries)
+
+
 def ruler_of(changes: Sequence[float]) -> Optional[Ruler]:
     """The ruler that these changes of logprobs make, from any number of prompts. None: there are none."""
     if not changes:
@@ -9650,6 +9655,7 @@ def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> 
     ids += [prompt.id for prompt in session.plan.prompts if prompt.id not in ids and not prompt.tools][:max(0, MIN_PROMPTS_RULED - len(ids))]
     told: Dict[str, Entries] = {}
     changes: List[float] = []
+    placeholders = False
     for prompt in (session.prompt(identity) for identity in ids):
         if session.interrupt.requested:
             return
@@ -9661,8 +9667,13 @@ def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> 
             session.remarks.append(Remark("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
             return
         told[prompt.id] = mine
-        changes += logprob_changes(mine, _logprobs(session, arm, prompt) or ())
+        theirs = _logprobs(session, arm, prompt) or ()
+        changes += [] if made_up(theirs) else logprob_changes(mine, theirs)
+        placeholders = placeholders or made_up(theirs)
     _keep_margins(session, forks, told)
+    if placeholders:
+        session.remarks.append(Remark(f"{arm.server.label} makes logprobs up for tokens that it drafted: rounding on this pair was measured on few prompts or none.",
+                                      "The margins alone tell near ties; hold them against 0.25 nats.", about=arm.server.label))
     ruler = ruler_of(changes)
     if ruler is not None:
         session.rulers[arm.server.label] = ruler

@@ -404,5 +404,14 @@ class Ties(unittest.TestCase):
         self.assertEqual(ms.forks_to_ask(answered), ())
 
 
+class Placeholders(unittest.TestCase):
+    def test_logprobs_that_are_made_up_make_no_ruler(self):
+        real = {"token": "a", "logprob": -0.1, "top_logprobs": [{"token": "a", "logprob": -0.1}]}
+        fake = {"token": "b", "logprob": 0.0, "top_logprobs": []}
+        self.assertTrue(ms.made_up([real, fake, fake]))
+        self.assertFalse(ms.made_up([real, real, fake]))
+        self.assertFalse(ms.made_up([]))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -5,7 +5,7 @@
 """
 import os
 
-ENGINES = {"llama.cpp": "tests.engines.test_llama_cpp", "vllm": "tests.engines.test_vllm", "sglang": "tests.engines.test_sglang"}
+ENGINES = {"llama.cpp": "tests.engines.test_llama_cpp", "vllm": "tests.engines.test_vllm"}
 
 
 def load_tests(loader, standard_tests, pattern):

@@ -3,7 +3,6 @@
 
     python3 tests/engines/install.py llama.cpp          about 10 minutes: built from source (cmake and ninja come from PyPI)
     python3 tests/engines/install.py vllm               about 10 minutes, 4 GB: the CPU build, needs Python 3.11
-    python3 tests/engines/install.py sglang             on top of vllm's: without speculation, see below
     python3 tests/engines/install.py --status           what is there
 
 Everything lies in one folder, MEASURE_ENGINES_CACHE or else ~/.cache/measure_speculative/engines, and nothing outside it is
