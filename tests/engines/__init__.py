@@ -1,11 +1,12 @@
 """Tests against real engines. They take minutes and need an installation, so the plain suite leaves them out:
 
-    python3 tests/engines/install.py llama.cpp vllm
-    MEASURE_ENGINES=llama.cpp,vllm python3 -m unittest -v tests.engines
+    python3 tests/engines/install.py llama.cpp vllm sglang
+    MEASURE_ENGINES=llama.cpp,vllm,sglang python3 -m unittest -v tests.engines
 """
 import os
 
-ENGINES = {"llama.cpp": "tests.engines.test_llama_cpp", "vllm": "tests.engines.test_vllm"}
+ENGINES = {"llama.cpp": "tests.engines.test_llama_cpp", "vllm": "tests.engines.test_vllm",
+           "sglang": "tests.engines.test_sglang"}
 
 
 def load_tests(loader, standard_tests, pattern):

