@@ -2476,7 +2476,7 @@ def identify(client: Client, target: Target, key: Optional[str], options: Any, s
     engine = options.engine or _engine_of(models, response, page)
     facts = _identity_facts(client, base, engine)
     arm = _arm(base, target, options, engine, models, facts, doors, page)
-    return arm, _identity_remarks(arm, response, facts)
+    return arm, _identity_remarks(arm)
 
 
 def _what_came(response: Response) -> str:
@@ -2640,7 +2640,7 @@ def _kept(source: Mapping[str, Any], *keys: str) -> Dict[str, Any]:
             if key in keys and isinstance(value, (str, int, float, bool))}
 
 
-def _identity_remarks(arm: Arm, models_response: Response, facts: Mapping[str, Any]) -> List[Remark]:
+def _identity_remarks(arm: Arm) -> List[Remark]:
     server, remarks = arm.server, []
     if arm.models and server.model not in arm.models and server.engine != "sglang":
         remarks.append(Remark(f"{server.label}: the server lists {', '.join(arm.models[:4])}, not {server.model!r}.",
@@ -3622,12 +3622,6 @@ def quantile(values: Iterable[float], share: float) -> Optional[float]:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def mean(values: Iterable[float]) -> Optional[float]:
-    """The arithmetic mean; None: no values."""
-    known = list(values)
-    return math.fsum(known) / len(known) if known else None
-
-
 def normal_cdf(z: float) -> float:
     """Share of a standard normal distribution below z, exact also far out in the lower tail."""
     return 0.5 * math.erfc(-z / math.sqrt(2))
@@ -4543,11 +4537,6 @@ def ruler_of(changes: Sequence[float]) -> Optional[Ruler]:
     return Ruler(len(changes), quantile(changes, 0.5) or 0.0, quantile(changes, 0.99) or 0.0, max(changes))
 
 
-def ruler_from_logprobs(baseline: Entries, other: Entries) -> Optional[Ruler]:
-    """The ruler from one prompt's answers; for several, `ruler_of` their `logprob_changes` in one list."""
-    return ruler_of(logprob_changes(baseline, other))
-
-
 # ======================================================================================================================
 # 12. Break-even (pure)
 # ======================================================================================================================
@@ -4583,12 +4572,6 @@ def break_even_alpha(k: int, c: float) -> Optional[float]:
 def best_draft_length(alpha: float, c: float, longest: int = 32) -> Tuple[int, float]:
     """The k of 0..longest with the highest speedup, and that speedup; (0, 1.0): no draft pays."""
     return max(((k, speedup(alpha, k, c)) for k in range(longest + 1)), key=lambda choice: (choice[1], -choice[0]))
-
-
-def break_even_rows(ks: Sequence[int] = (2, 4, 8), cs: Sequence[float] = (0.10, 0.20, 0.35)
-                    ) -> List[Tuple[int, List[Optional[float]]]]:
-    """The lesson's table: for each draft length, the break-even acceptance at each draft cost."""
-    return [(k, [break_even_alpha(k, c) for c in cs]) for k in ks]
 
 
 def speedup_rows(c: float, alphas: Sequence[float], ks: Sequence[int]) -> List[Tuple[float, List[float]]]:
@@ -4927,15 +4910,6 @@ def _advice_on_categories(cell: Comparison) -> Optional[str]:
     worst, best = (choose(rows, key=lambda row: row["decode_ratio"]["value"]) for choose in (min, max))
     return (f"Within {cell.workload}, {best['category']} gains most ({best['decode_ratio']['value']:.2f}x) and "
             f"{worst['category']} least ({worst['decode_ratio']['value']:.2f}x).")
-
-
-def forks_to_ask(run: Run, most: int = 24) -> Tuple[Fork, ...]:
-    """The forks of every cell whose margin is not known yet, at most `most` a cell: ask the baseline these prompts again."""
-    forks: List[Fork] = []
-    for workload, concurrency, label in _cell_keys(run):
-        baseline, other = _timed(run, workload, concurrency, baseline_label(run)), _timed(run, workload, concurrency, label)
-        forks += forks_of(baseline, other, agree(baseline, other), most)
-    return tuple(fork for fork in forks if fork.key not in run.margins)
 
 
 # ======================================================================================================================

@@ -28,9 +28,9 @@ class Basics(unittest.TestCase):
         times = json.loads((CASES / "16-warmup.requests.json").read_text(encoding="utf-8"))
         first, spec = times["baseline_ttft"], times["spec_ttft"]
         self.assertEqual((ms.quantile(first, 0.5), ms.quantile(spec, 0.5)), (59.5, 59.5))
-        self.assertAlmostEqual(ms.mean(first[1:]), 59.0)
-        self.assertAlmostEqual(ms.mean(spec[1:]), 59.0)
-        self.assertAlmostEqual(ms.mean(spec), 237.875)
+        self.assertAlmostEqual(ms.spread_of(first[1:])["mean"], 59.0)
+        self.assertAlmostEqual(ms.spread_of(spec[1:])["mean"], 59.0)
+        self.assertAlmostEqual(ms.spread_of(spec)["mean"], 237.875)
 
     def test_wilson(self):
         low, high = ms.wilson(17, 26)       # (17 + 1.92) / (26 + 3.84) = 0.634, half width 0.172

@@ -386,22 +386,21 @@ class Ties(unittest.TestCase):
         ours = [self.entry("a", -0.10), self.entry("b", -0.20), self.entry("c", -0.30), self.entry("d", -1.0), self.entry("e", -1)]
         theirs = [self.entry("a", -0.11), {"token": "b", "logprob": 0.0, "top_logprobs": []}, self.entry("c", -0.33),
                   self.entry("X", -1.5), self.entry("e", -9)]
-        ruler = ms.ruler_from_logprobs(ours, theirs)
+        ruler = ms.ruler_of(ms.logprob_changes(ours, theirs))
         self.assertEqual(ruler.positions, 2)        # the made-up one is skipped; behind the fork nothing counts
         self.assertAlmostEqual(ruler.median_nats, 0.02)
         self.assertAlmostEqual(ruler.max_nats, 0.03)
-        self.assertIsNone(ms.ruler_from_logprobs([], theirs))
+        self.assertIsNone(ms.ruler_of(ms.logprob_changes([], theirs)))
 
     def test_which_forks_to_ask(self):
         run = a_run(9, other=some(0.5, 3))
-        forks = ms.forks_to_ask(run)
+        baseline, other = run.passes[0], next(each for each in run.passes if each.server == "spec")
+        forks = ms.forks_of(baseline, other, ms.agree(baseline, other))
         self.assertEqual([fork.prompt_id for fork in forks], ["p0", "p3", "p6"])
-        text = run.passes[0].replies[0].content
+        text = baseline.replies[0].content
         self.assertEqual(forks[0].prefix, text[:len(text) // 2])
         self.assertEqual(forks[0].key, ("spec", "w", 1, "p0", 0))
-        self.assertEqual([fork.prompt_id for fork in ms.forks_to_ask(run, most=2)], ["p0", "p3"])
-        answered = ms.replace(run, margins=margins_of(p0=0.1, p3=0.1, p6=0.1))
-        self.assertEqual(ms.forks_to_ask(answered), ())
+        self.assertEqual([fork.prompt_id for fork in ms.forks_of(baseline, other, ms.agree(baseline, other), 2)], ["p0", "p3"])
 
 
 class Placeholders(unittest.TestCase):
