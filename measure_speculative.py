@@ -510,7 +510,7 @@ def prompt_sha256(prompt: Prompt) -> str:
 
 def prompts_sha256(prompts: Iterable[Prompt]) -> str:
     """Digest of a list of prompts, in order: two measurements are comparable only where it is equal."""
-    return hashlib.sha256("\n".join(map(prompt_sha256, prompts)).encode()).hexdigest()
+    return hashlib.sha256("\n".join(map(prompt_sha256, prompts)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def take(prompts: Sequence[Prompt], limit: Optional[int]) -> Tuple[Prompt, ...]:
@@ -1788,6 +1788,11 @@ def _one_by_one(event: Event, at_s: Optional[float]) -> List[Message]:
 _BESIDE_CHOICES = frozenset(("usage", "timings", "metrics", "sglext"))
 
 
+def _token_ids(ids: Sequence[Any]) -> List[int]:
+    """What of a list can be ids of tokens: whole numbers from 0 on, as the run file will want them back."""
+    return [token for token in ids if type(token) is int and 0 <= token < 2 ** 53]
+
+
 class _Draft:
     """A reply while its messages are read, in order."""
 
@@ -1838,7 +1843,7 @@ class _Draft:
             if answered and self.first_answer_s is None:
                 self.first_answer_s = at_s
         if ids and isinstance(ids, list):
-            self.token_ids += [token for token in ids if isinstance(token, int)]
+            self.token_ids += _token_ids(ids)
         if isinstance(choice.get("finish_reason"), str):
             self.finish_reason = choice["finish_reason"]
 
@@ -1950,7 +1955,7 @@ def _take_whole(draft: _Draft, response: Response, error: Optional[str]) -> Tupl
     verbose = value.get("__verbose") if isinstance(value, dict) else None
     ids = choice.get("response_token_ids") or (verbose.get("tokens") if isinstance(verbose, dict) else None)
     if isinstance(ids, list) and not draft.token_ids:
-        draft.token_ids = [token for token in ids if isinstance(token, int)]
+        draft.token_ids = _token_ids(ids)
     if not choice and not draft.error:
         told = f": {error_text(value)}" if isinstance(value, dict) and isinstance(value.get("message"), str) else ""
         return damaged, error or f"the answer has no choices{told}"

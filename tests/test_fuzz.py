@@ -237,6 +237,20 @@ class TestFindings(unittest.TestCase):
         self.assertEqual(back.content, "\ud800 \udcff x")
         self.assertEqual(m.without_texts(reply).digests, m.without_texts(back).digests)
 
+    def test_what_is_no_id_of_a_token_is_not_kept(self):
+        """It could not be read back out of the run file, and the whole reply with it."""
+        for odd in ("-1479", "true", "1.5", '"7"', "null", "1" * 400):
+            for body in ('data: {"choices":[{"delta":{"content":"x"},"token_ids":[851, %s]}]}\n\n', '{"choices":[{"message":{"content":"x"},"response_token_ids":[851, %s]}]}'):
+                with self.subTest(odd, body=body):
+                    kind = b"text/event-stream" if body.startswith("data") else b"application/json"
+                    reply = m.read_reply(exchange_of(framed((body % odd).encode(), kind=kind)), "p")
+                    self.assertEqual(reply.token_ids, (851,))
+                    self.assertEqual(m.reply_from_json(json.loads(m.json_line(m.as_json(reply)))).token_ids, (851,))
+
+    def test_a_digest_that_is_no_text(self):
+        prompt = m.Prompt("p", "w", ({"role": "user", "content": "x"},), sha256="\ud800")
+        self.assertRegex(m.prompts_sha256([prompt]), r"\A[0-9a-f]{64}\Z")
+
     def test_gzip_files_of_several_members(self):
         import gzip
         data = gzip.compress(b"one\n") + gzip.compress(b"two\n")
