@@ -3979,6 +3979,7 @@ STRAY_SHARE = 0.005     # of an honest server's forks, what may lie far all the 
 WIDE_SHARE = 0.02       # of an honest server's forks, what may lie beyond a near tie
 EXCESS = 1.25           # verifying may round so many times as often as batching does (published: 68 % against 73 %)
 FEWEST_POSITIONS = 30   # a ruler of fewer is none
+EVEN_RULER = 50         # 99th percentile over median, of rounding that moves all positions alike (seen: 4 to 10 on a CPU, thousands in bfloat16)
 FEWEST_TO_CONDEMN, OTHER_FUNCTION_NATS = 100, 0.3   # tenths of a nat, over enough positions: not the same function
 FEWEST_FLOOR_PAIRS = 12
 FEWEST_TEXTS = 6
@@ -4100,17 +4101,25 @@ def _more_than_usual(damaged: Sequence[Difference], usual: float, evidence: Evid
 
 def near_nats(ruler: Optional[Ruler]) -> float:
     """Up to this margin, in nats, a fork is a near tie that rounding flips."""
-    usable = _usable(ruler)
-    return max(NEAR_RULERS * usable.p99_nats, NEAR_NATS) if usable else BLIND_NEAR_NATS
+    usable = usable_ruler(ruler)
+    return max(NEAR_RULERS * usable.p99_nats, 0.0 if _even(usable) else NEAR_NATS) if usable else BLIND_NEAR_NATS
 
 
 def far_nats(ruler: Optional[Ruler]) -> float:
     """Beyond this margin, in nats, rounding on this pair does not reach."""
-    usable = _usable(ruler)
-    return max(FAR_RULERS * usable.p99_nats, FAR_NATS) if usable else BLIND_FAR_NATS
+    usable = usable_ruler(ruler)
+    return max(FAR_RULERS * usable.p99_nats, 0.0 if _even(usable) else FAR_NATS) if usable else BLIND_FAR_NATS
 
 
-def _usable(ruler: Optional[Ruler]) -> Optional[Ruler]:
+def _even(ruler: Ruler) -> bool:
+    """Whether rounding moves every log-probability a little and none by far more, as with 16 or 32 bits on a CPU: its 99th
+    percentile then tells all. In bfloat16 most do not move at all and some jump by an eighth of a nat, so that few positions
+    may show none of these: there the nats above are the least."""
+    return EVEN_RULER * ruler.median_nats >= ruler.p99_nats > 0
+
+
+def usable_ruler(ruler: Optional[Ruler]) -> Optional[Ruler]:
+    """The ruler, if it is one: enough positions to tell how far rounding reaches."""
     return ruler if ruler is not None and ruler.positions >= FEWEST_POSITIONS else None
 
 
@@ -4138,7 +4147,7 @@ def _margins(evidence: Evidence) -> List[float]:
 def _far_forks(evidence: Evidence) -> Optional[str]:
     """More forks lie beyond a near tie, or far beyond, than rounding leaves there; or one lies beyond all reach."""
     margins, near, far = _margins(evidence), near_nats(evidence.ruler), far_nats(evidence.ruler)
-    ruler = _usable(evidence.ruler)
+    ruler = usable_ruler(evidence.ruler)
     lone = max(LONE_NATS, LONE_RULERS * ruler.p99_nats) if ruler else 4 * BLIND_FAR_NATS
     for limit, usual in ((far, STRAY_SHARE), (near, WIDE_SHARE)):
         beyond = [margin for margin in margins if margin > limit]
@@ -4159,7 +4168,7 @@ def _margin_word(evidence: Evidence) -> Optional[Finding]:
     if max(margins) > far or beyond and binomial_tail(beyond, len(margins), WIDE_SHARE) <= ALPHA:
         return Finding("cannot tell", (f"{known}; the widest margin is {max(margins):.2g} nats, which is neither rounding "
                                        "for certain nor proof of a fault",))
-    caveats = () if _usable(evidence.ruler) else (Caveat(
+    caveats = () if usable_ruler(evidence.ruler) else (Caveat(
         "How large rounding is on this pair was not measured; a quarter of a nat was taken.",
         "Both servers must give logprobs for that."),)
     return Finding("rounding only", (known,), caveats)
@@ -4288,7 +4297,7 @@ def smallest_change(evidence: Evidence) -> Optional[float]:
     pairs = evidence.agreement.pairs
     if not pairs:
         return None
-    if _usable(evidence.ruler) or _margins(evidence):
+    if usable_ruler(evidence.ruler) or _margins(evidence):
         return next((share / 200 for share in range(1, 201) if binomial_tail(3, pairs, 0.7 * share / 200) >= 0.8), None)
     if not evidence.floor or not _floor_shows(evidence):
         return None
@@ -4325,7 +4334,7 @@ def describe(difference: Difference, ruler: Optional[Ruler] = None) -> str:
     if difference.margin_nats is None:
         return words
     words += f"; margin {difference.margin_nats:.2g} nats"
-    usable = _usable(ruler)
+    usable = usable_ruler(ruler)
     if usable:
         words += f"; rounding on this pair reaches {usable.max_nats:.2g}"
     near = difference.margin_nats <= near_nats(ruler)
@@ -4533,6 +4542,21 @@ def _real_logprob(entry: Mapping[str, Any]) -> Optional[float]:
 def made_up(entries: Entries) -> bool:
     """Whether most of these logprobs are placeholders: a ruler from the few real ones would measure nothing."""
     return 2 * sum(_real_logprob(entry) is None for entry in entries) > len(entries)
+
+
+def places_to_continue(entries: Entries, most: int) -> List[Tuple[int, str]]:
+    """Places of an answer, spread over it, where it can be broken off and continued: (number of tokens before, their text).
+
+    The next token there begins a word, so that the server, given the text alone, cuts it into the same tokens.
+    """
+    text, places = b"", []
+    for place, entry in enumerate(entries):
+        token = _token_bytes(entry)
+        if place and token.startswith(b" ") and not text.endswith((b" ", b"\n")):
+            places.append((place, text))
+        text += token
+    spread = [places[number * len(places) // most] for number in range(most)] if len(places) > most else places
+    return [(place, before.decode("utf-8", "replace")) for place, before in spread]
 
 
 def ruler_of(changes: Sequence[float]) -> Optional[Ruler]:
@@ -9601,6 +9625,7 @@ def _append(session: Session, journal: Any, records: Iterable[Mapping[str, Any]]
 
 MAX_FORKS_ASKED = 20        # a configuration; more would tell no more
 MIN_PROMPTS_RULED = 6
+PLACES_CONTINUED = 8        # a prompt, so that six make a ruler
 TOP_LOGPROBS = 20           # the most that every engine gives
 
 
@@ -9649,16 +9674,29 @@ def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> 
             return
         told[prompt.id] = mine
         theirs = _logprobs(session, arm, prompt) or ()
-        changes += [] if made_up(theirs) else logprob_changes(mine, theirs)
         placeholders = placeholders or made_up(theirs)
+        changes += _continued_changes(session, arm, prompt, mine) if made_up(theirs) else logprob_changes(mine, theirs)
     _keep_margins(session, forks, told)
-    if placeholders:
-        session.remarks.append(Remark(f"{arm.server.label} makes logprobs up for tokens that it drafted: rounding on this pair was measured on few prompts or none.",
-                                      "The margins alone tell near ties; hold them against 0.25 nats.", about=arm.server.label))
     ruler = ruler_of(changes)
+    if placeholders and not usable_ruler(ruler):
+        session.remarks.append(Remark(f"{arm.server.label} makes logprobs up for tokens that it drafted: rounding on this pair was measured at few places or none.",
+                                      "The margins alone tell near ties; hold them against 0.25 nats.", about=arm.server.label))
     if ruler is not None:
         session.rulers[arm.server.label] = ruler
         _append(session, session.evidence, [{"record": "ruler", "server": arm.server.label, **as_json(ruler)}])
+
+
+def _continued_changes(session: Session, arm: Arm, prompt: Prompt, mine: Entries) -> List[float]:
+    """Rounding where a server makes the logprobs of drafted tokens up (llama.cpp): it is given the baseline's answer up to a
+    place and asked for one token more, whose logprob is real, and which it computed from many tokens at once, not one by one.
+    From its cache it would take them as it computed them before: nothing is taken from there (cache_prompt stays off)."""
+    changes: List[float] = []
+    for place, before in places_to_continue(mine, PLACES_CONTINUED) if arm.server.engine == "llama.cpp" else ():
+        if session.interrupt.requested:
+            break
+        begun = replace(prompt, messages=(*prompt.messages, {"role": "assistant", "content": before}), max_tokens=1)
+        changes += logprob_changes(mine[place:place + 1], _logprobs(session, arm, begun) or ())
+    return changes
 
 
 def _keep_margins(session: Session, forks: Sequence[Fork], told: Mapping[str, Entries]) -> None:
@@ -10128,6 +10166,7 @@ def _parser(verb: str, description: str, examples: Sequence[str]) -> argparse.Ar
     parser = argparse.ArgumentParser(prog, usage=f"{prog} [options]", description=f"{description}\n\nexamples:\n{shown}",
                                      formatter_class=_Help, allow_abbrev=False)
     parser._optionals.title = "options"     # Python 3.9 calls them optional arguments
+    parser.add_argument("--version", action="version", version=f"measure_speculative.py {__version__}", help="show the version and exit")
     return parser
 
 

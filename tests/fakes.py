@@ -1972,9 +1972,12 @@ class FakeServer:
     def generate(self, request: Request) -> Generation:
         """The words of an answer, cut at the request's limit, with the passes that they took."""
         settings, body = self.settings, request.body
-        said = settings.answer(body["messages"], body)
+        messages, begun = body["messages"], ""
+        if settings.engine == "llama.cpp" and messages and messages[-1].get("role") == "assistant":    # it goes on with what is begun
+            messages, begun = messages[:-1], messages[-1]["content"]
+        said = settings.answer(messages, body)
         said = Say(said) if isinstance(said, str) else said
-        tokens = tokens_of(said)
+        tokens = tokens_of(said)[len(words_of(begun)):]
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or settings.context
         reason = said.finish_reason or ("tool_calls" if said.tool_calls else "stop")
         if len(tokens) > limit:

@@ -46,6 +46,11 @@ class Commands(ProgramTest):
             if verb != "demo-server":
                 self.assertLess(text.index("examples:"), text.index("options:"), verb)
 
+    def test_the_version(self):
+        for verb in ((), ("check",), ("report",)):
+            outcome = self.run_program(*verb, "--version")
+            self.assertEqual((outcome.code, outcome.out), (0, f"measure_speculative.py {ms.__version__}\n"))
+
     def test_the_lessons_options_keep_name_and_default(self):
         _, options = ms.parse_arguments(["--baseline-url", "h"])
         wanted = {"max_tokens": 192, "seed": 0, "repeats": 1, "timeout": 300.0, "label": "speculative-run", "api_key_env": "SPEC_API_KEY",

@@ -2,10 +2,11 @@
 import json
 import os
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import measure_speculative as ms
-from tests.fakes import CASES, FakeServer, Speculation, replay
+from tests.fakes import CASES, FakeServer, Speculation, default_answer, replay
 from tests.run import ProgramTest, json_lines
 
 DRAFTING = Speculation(k=4, accepts=(2, 0, 4, None), method="ngram")
@@ -133,6 +134,33 @@ class WholeRuns(ProgramTest):
         base, spec = self.pair()
         self.assertEqual(self.measure(base, spec, arguments=("--limit", 2)).endpoints("baseline", "floor"), [])
         self.assertEqual(len(self.measure(base, spec, arguments=("--limit", 2, "--noise-floor", "always")).endpoints("baseline", "floor")), 1)
+
+    def measured_fork(self, **of_the_other):
+        """One answer of six forks by its last word; llama.cpp makes the logprobs of nearly all tokens up, since they were drafted."""
+        def answer(messages, body):
+            text = default_answer(messages, body)
+            return text[:-1] + "!" if "number 3:" in str(messages) else text
+
+        spec = self.starting(FakeServer(speculation=Speculation(4, (4,)), answer=answer, **of_the_other))
+        outcome = self.measure(self.starting(FakeServer()), spec, arguments=("--prompts", self.prompt_file(6), "--noise-floor", "never"))
+        return outcome.comparisons[0], spec
+
+    def test_rounding_where_logprobs_are_made_up(self):
+        """It is measured where the server goes on with the baseline's answer; each place is asked for one token."""
+        moved = {"alternatives": lambda made, position: [(made.tokens[position].text, -0.1004), ("?", -6.0)]}
+        comparison, spec = self.measured_fork(**moved)
+        self.assertGreaterEqual(comparison["ruler"]["positions"], 30)
+        self.assertAlmostEqual(comparison["ruler"]["p99_nats"], 0.0004)
+        self.assertNotIn("makes logprobs up", str(comparison["caveats"]))
+        begun = [chat.body for chat in spec.chats if chat.body["messages"][-1]["role"] == "assistant"]
+        self.assertEqual({body["max_tokens"] for body in begun}, {1})
+        self.assertEqual({body["cache_prompt"] for body in begun}, {False})
+
+    def test_no_rounding_where_nothing_can_be_continued(self):
+        with unittest.mock.patch.object(ms, "PLACES_CONTINUED", 0):
+            comparison, _ = self.measured_fork()
+        self.assertIn("makes logprobs up", str(comparison["caveats"]))
+        self.assertIsNone(comparison["ruler"])
 
     def test_one_server_with_two_bodies_is_its_own_baseline(self):
         server = self.starting(FakeServer(speculation=DRAFTING))

@@ -120,9 +120,11 @@ class Lossless(LlamaTest):
         self.assertEqual(told["server"]["speculation"]["method"], "draft-simple")
         self.assertGreater(told["acceptance"]["acceptance_rate"], 0.6)      # the same weights, rounded: .92 was seen
         self.assertGreater(told["acceptance"]["tokens_per_target_pass"], 2)
-        # Drafted tokens come with made-up logprobs: what is left of them is no ruler, and that is said.
-        self.assertIsNone(ran.comparison("draft")["ruler"])
-        self.assertTrue(any("makes logprobs up" in caveat["sentence"] for caveat in ran.comparison("draft")["caveats"]))
+        # Drafted tokens come with made-up logprobs: rounding was measured where the server goes on with the baseline's answers.
+        ruler = ran.comparison("draft")["ruler"]
+        self.note(f"  ruler {ruler}")
+        self.assertGreaterEqual(ruler["positions"], 30)
+        self.assertTrue(0 < ruler["p99_nats"] < 0.02, ruler)        # 0.0026 was seen; another tokenization would show tenths
 
     def test_ngram_methods(self):
         """All n-gram methods beside each other, in one run."""
@@ -172,11 +174,7 @@ class Traps(LlamaTest):
             self.assert_named(server)
 
     def test_lossy_on_purpose(self):
-        """Drafted tokens accepted at random: the answers are changed, and are never called identical.
-
-        What n-grams propose is often far from what the target would say; what the draft model proposes is never far, so that
-        few answers may tell no more of it than that they differ.
-        """
+        """Drafted tokens accepted at random: the answers are changed, also where a close draft model proposed them."""
         with llama_server("--spec-type", "ngram-simple", *NGRAMS["ngram-simple"], "--spec-synth-rates", "0.9,0.8,0.7,0.6,0.5,0.4,0.3,0.2") as far, \
                 drafting("--spec-synth-rates", "0.8,0.5,0.3,0.1") as close:
             ran = self.measure(self.baseline, "--max-tokens", "40", "--warmup", "1", lossy=far, lossy_draft=close)
@@ -185,8 +183,7 @@ class Traps(LlamaTest):
         for name in ("lossy", "lossy-draft"):
             texts, verdict = ran.comparison(name)["text_comparison"], ran.comparison(name)["verdict"]
             self.note(f"  {name}: {texts['identical']} of {texts['compared']} identical, {verdict['answers']}: {verdict['reasons']}")
-        self.assertEqual(ran.comparison("lossy")["verdict"]["answers"], "changed")
-        self.assertNotEqual(ran.comparison("lossy-draft")["verdict"]["answers"], "identical")
+            self.assertEqual(verdict["answers"], "changed", name)
         out, _ = self.tool("compare", ran.run_file, "--fail-on", "changed", code=1)
         self.assertIn("CHANGED", out)
 
