@@ -1395,7 +1395,7 @@ def parse_address(text: str, key: Optional[str] = None) -> Tuple[Origin, str]:
     shown = without_credentials(given)
     try:
         parts = urllib.parse.urlsplit(given)
-        if "@" in given.partition(parts.netloc)[2]:     # the host is then half of a name and password: nothing of it is shown
+        if "@" in parts.path + parts.query + parts.fragment:    # the host is then half of a name and password: nothing of it is shown
             raise MeasureError(f"{shown!r} is no server address.", "inside a name or password, / ? # and @ are written %2F %3F %23 and %40")
         netloc = parts.netloc.rpartition("@")[2]
         if netloc.count(":") > 1 and not netloc.startswith("["):

@@ -187,7 +187,7 @@ class TestFindings(unittest.TestCase):
         for text in ("http://user:hun/ter2@host:x/", "http://user:hun@ter2@host:x/", "ftp://user:hunter2@host/", "http://host/v1?api_key=hunter2",
                      "http://host/v1#hunter2", "http:/user:hunter2@host/", "http://user:hunter2@ho st/", "http://user:hunter2@:80/", "http://user:hunter2@[::1/",
                      "/user:hunter2@host://x", "ftp://user:hun?ter2@host/", "https://user:hunter2https://@host.example:8443/v1", "http://user:80/hunter2@host/v1",
-                     "http://user:1?hunter2@host/v1", "http://user:8#hunter2@host/v1"):
+                     "http://user:hunter2:\n:80/chat@/v1", "http://user:1?hunter2@host/v1", "http://user:8#hunter2@host/v1"):
             with self.subTest(text):
                 with self.assertRaises(m.MeasureError) as caught:
                     m.parse_base_url(text)
