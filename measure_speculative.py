@@ -9637,11 +9637,13 @@ def _ask_ties(session: Session) -> None:
     if base is None or not others or mode == "never" or session.options.no_texts and mode == "auto":
         return
     run = session.run()
+    told: Dict[str, Entries] = {}       # the baseline's logprobs by prompt: asked once for all configurations
     for arm in others:
         forks = _forks(run, arm.server.label)
         if forks or mode == "always":
             session.screen.say(f"asking about {len(forks)} fork{'s' * (len(forks) != 1)} of {arm.server.label}, untimed")
-            _ask_about(session, base, arm, forks)
+            if not _ask_about(session, base, arm, forks, told):
+                return
 
 
 def _forks(run: Run, label: str) -> List[Fork]:
@@ -9655,28 +9657,26 @@ def _forks(run: Run, label: str) -> List[Fork]:
     return forks
 
 
-def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> None:
-    """The margin of each fork from the baseline, and the ruler of the pair from the answers of both to the same prompts."""
-    ids = list(dict.fromkeys(fork.prompt_id for fork in forks))
-    ids += [prompt.id for prompt in session.plan.prompts if prompt.id not in ids and not prompt.tools][:max(0, MIN_PROMPTS_RULED - len(ids))]
-    told: Dict[str, Entries] = {}
+def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork], told: Dict[str, Entries]) -> bool:
+    """The margin of each fork from the baseline, and the ruler of the pair from the answers of both to the same prompts.
+
+    Whether to go on with the next server. What was learned before Ctrl-C is kept.
+    """
     changes: List[float] = []
     placeholders = False
-    for prompt in (session.prompt(identity) for identity in ids):
+    for prompt in _with_progress(session, _prompts_to_ask(session, forks), arm.server.label):
+        mine = told.get(prompt.id) or _logprobs(session, base, prompt)
         if session.interrupt.requested:
-            return
-        mine = _logprobs(session, base, prompt)
-        if session.interrupt.requested:
-            return
+            break
         if mine is None:
             session.screen.say(f"note: {base.server.label} gives no logprobs: near ties cannot be told, the noise floor alone decides.")
             session.remarks.append(Remark("The baseline gives no logprobs: near ties cannot be told.", "The noise floor alone decides."))
-            return
+            return False
         told[prompt.id] = mine
+        _keep_margins(session, [fork for fork in forks if fork.prompt_id == prompt.id], mine)
         theirs = _logprobs(session, arm, prompt) or ()
         placeholders = placeholders or made_up(theirs)
         changes += _continued_changes(session, arm, prompt, mine) if made_up(theirs) else logprob_changes(mine, theirs)
-    _keep_margins(session, forks, told)
     ruler = ruler_of(changes)
     if placeholders and not usable_ruler(ruler):
         session.remarks.append(Remark(f"{arm.server.label} makes logprobs up for tokens that it drafted: rounding on this pair was measured at few places or none.",
@@ -9684,6 +9684,26 @@ def _ask_about(session: Session, base: Arm, arm: Arm, forks: Sequence[Fork]) -> 
     if ruler is not None:
         session.rulers[arm.server.label] = ruler
         _append(session, session.evidence, [{"record": "ruler", "server": arm.server.label, **as_json(ruler)}])
+    return not session.interrupt.requested
+
+
+def _prompts_to_ask(session: Session, forks: Sequence[Fork]) -> List[Prompt]:
+    """The prompts that forked, and as many others as a ruler needs."""
+    ids = list(dict.fromkeys(fork.prompt_id for fork in forks))
+    ids += [prompt.id for prompt in session.plan.prompts if prompt.id not in ids and not prompt.tools][:max(0, MIN_PROMPTS_RULED - len(ids))]
+    return [session.prompt(identity) for identity in ids]
+
+
+def _with_progress(session: Session, prompts: Sequence[Prompt], label: str) -> Iterator[Prompt]:
+    """The prompts one by one, with a bar that says how long the rest will take, until Ctrl-C."""
+    began_s = session.client.clock()
+    for asked, prompt in enumerate(prompts):
+        if session.interrupt.requested:
+            return
+        if asked and session.screen.bar_is_due(session.client.clock()):
+            left_s = (session.client.clock() - began_s) / asked * (len(prompts) - asked)
+            session.screen.bar(asked, len(prompts), f"forks of {label}", left_s)
+        yield prompt
 
 
 def _continued_changes(session: Session, arm: Arm, prompt: Prompt, mine: Entries) -> List[float]:
@@ -9691,7 +9711,8 @@ def _continued_changes(session: Session, arm: Arm, prompt: Prompt, mine: Entries
     place and asked for one token more, whose logprob is real, and which it computed from many tokens at once, not one by one.
     From its cache it would take them as it computed them before: nothing is taken from there (cache_prompt stays off)."""
     changes: List[float] = []
-    for place, before in places_to_continue(mine, PLACES_CONTINUED) if arm.server.engine == "llama.cpp" else ():
+    can_begin = arm.server.engine == "llama.cpp" and not prompt.tools      # a call of a tool is no text to go on with
+    for place, before in places_to_continue(mine, PLACES_CONTINUED) if can_begin else ():
         if session.interrupt.requested:
             break
         begun = replace(prompt, messages=(*prompt.messages, {"role": "assistant", "content": before}), max_tokens=1)
@@ -9699,9 +9720,9 @@ def _continued_changes(session: Session, arm: Arm, prompt: Prompt, mine: Entries
     return changes
 
 
-def _keep_margins(session: Session, forks: Sequence[Fork], told: Mapping[str, Entries]) -> None:
+def _keep_margins(session: Session, forks: Sequence[Fork], told: Entries) -> None:
     for fork in forks:
-        margin = margin_from_logprobs(told[fork.prompt_id], fork.prefix, fork.other_text)
+        margin = margin_from_logprobs(told, fork.prefix, fork.other_text)
         if margin is not None:
             session.margins[fork.key] = margin
             place = dict(zip(("server", "workload", "concurrency", "prompt_id", "repeat"), fork.key))
@@ -9725,6 +9746,7 @@ def _logprobs(session: Session, arm: Arm, prompt: Prompt) -> Optional[List[Mappi
 
 def _conclude(session: Session) -> int:
     """Comparisons into the notebook and onto the screen; the exit code."""
+    session.screen.clear_bar()
     run = session.run()
     records = [comparison_record(run, cell, session.caveats_about(cell.workload, cell.baseline_label, cell.speculative_label))
                for cell in compare_run(run)]

@@ -1,6 +1,8 @@
 """Sections 6 to 8 and 16: whole measurements against fake servers that log what they were asked."""
+import _thread
 import json
 import os
+import time
 import unittest
 import unittest.mock
 from pathlib import Path
@@ -161,6 +163,34 @@ class WholeRuns(ProgramTest):
             comparison, _ = self.measured_fork()
         self.assertIn("makes logprobs up", str(comparison["caveats"]))
         self.assertIsNone(comparison["ruler"])
+
+    def test_forks_that_were_asked_about_before_an_interruption(self):
+        """Ctrl-C at the third of six: two margins are kept, and the run is concluded with them."""
+        asked = []
+
+        def answer(messages, body):
+            if body.get("logprobs"):
+                asked.append(messages[-1]["content"])
+                if len(set(asked)) == 3:
+                    _thread.interrupt_main()
+                    time.sleep(0.2)
+            return default_answer(messages, body)
+
+        base = self.starting(FakeServer(answer=answer))
+        spec = self.starting(FakeServer(speculation=DRAFTING, answer=lambda messages, body: default_answer(messages, body)[:-1] + "!"))
+        outcome = self.measure(base, spec, arguments=("--prompts", self.prompt_file(6), "--noise-floor", "never"))
+        self.assertEqual(outcome.code, 130)
+        margins = [one["margin_nats"] for one in outcome.comparisons[0]["text_comparison"]["divergences"]]
+        self.assertEqual([margin is not None for margin in margins], [True, True, False, False, False])
+
+    def test_the_baseline_is_asked_once_about_a_prompt(self):
+        """Not once for each configuration that forks there."""
+        base = self.starting(FakeServer())
+        others = [self.starting(FakeServer(speculation=DRAFTING, answer=lambda messages, body: default_answer(messages, body)[:-1] + "!")) for _ in range(3)]
+        outcome = self.measure(base, *others, arguments=("--prompts", self.prompt_file(4), "--noise-floor", "never"))
+        self.assertEqual(sum(bool(chat.body.get("logprobs")) for chat in base.chats), 4)
+        for comparison in outcome.comparisons:
+            self.assertTrue(all(one["margin_nats"] for one in comparison["text_comparison"]["divergences"]))
 
     def test_one_server_with_two_bodies_is_its_own_baseline(self):
         server = self.starting(FakeServer(speculation=DRAFTING))

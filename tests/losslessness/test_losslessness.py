@@ -5,7 +5,6 @@ import random
 import statistics
 import unittest
 
-import measure_speculative as ms
 from tests.losslessness import benchmark, coverage
 from tests.losslessness.engines import FAULTS, YARDSTICKS, Honest, make_trial, word_of
 
