@@ -2000,16 +2000,27 @@ def _finished(draft: _Draft, exchange: Exchange, prompt_id: str, repeat: int, da
     details = draft.usage.get("prompt_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     own = next((draft.extras[key] for key in ("timings", "metrics", "meta_info") if draft.extras.get(key)), None)
-    error = hidden(error, exchange.secrets) if error else error
+    error = hidden(joined_text([error]), exchange.secrets) if error else error
     return Reply(
         prompt_id, repeat, exchange.due_s, exchange.connected_s, exchange.sent_s,
         draft.chunk_at_s[0] if draft.chunk_at_s else None, draft.first_answer_s, draft.chunk_at_s[-1] if draft.chunk_at_s else None,
         exchange.ended_s, tuple(draft.chunk_at_s), draft.first_chunk_tokens, _count(draft.usage.get("prompt_tokens")),
         _count(timings.get("cache_n")) if cached is None else cached, tokens, None if tokens is None else source,
-        "".join(draft.content), "".join(draft.reasoning),
-        tuple(ToolCall(*map("".join, draft.calls[index])) for index in sorted(draft.calls)),
+        joined_text(draft.content), joined_text(draft.reasoning),
+        tuple(ToolCall(*map(joined_text, draft.calls[index])) for index in sorted(draft.calls)),
         tuple(draft.token_ids) or None, draft.finish_reason, acceptance_from_response(draft.extras, tokens),
         _numbers_of(own), None, damaged, error, exchange.resent)
+
+
+def joined_text(pieces: Iterable[str]) -> str:
+    """The pieces as one text. Halves of a surrogate pair that came in two pieces become the character that they are, as they
+    will when the text is read back from a file."""
+    text = "".join(pieces)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return text
 
 
 def _numbers_of(source: Any, depth: int = 2) -> Optional[Dict[str, Any]]:

@@ -54,6 +54,24 @@ def case(name):
     return read((CASES / name).read_bytes())
 
 
+class Halves(unittest.TestCase):
+    def test_a_pair_in_two_pieces_is_one_character(self):
+        """A server that escapes and cuts by UTF-16 units; the same answer in one piece is the same answer."""
+        def event(piece):
+            return b'data: {"choices":[{"delta":{"content":"%s"},"finish_reason":%s}]}\n\n' % (piece, b'"stop"' if piece == b"!" else b"null")
+
+        cut, whole = (read(b"".join(map(event, pieces))) for pieces in ((b"x\\ud83d", b"\\ude00", b"!"), ("x😀".encode(), b"!")))
+        self.assertEqual(cut.content, "x😀!")
+        self.assertEqual(ms.differ(whole, cut), None)
+
+    def test_half_a_pair_beside_a_damaged_byte_is_read_back_as_it_was(self):
+        """Found by fuzzing: \\ud800 and the byte 0x80, kept as \\udc80, are a pair."""
+        reply = read(b'data: {"choices":[{"delta":{"content":"\\ud800\x80"},"finish_reason":"stop"}]}\n\n')
+        self.assertTrue(reply.damaged)
+        back = ms.reply_from_json(json.loads(ms.json_line(ms.as_json(reply))))
+        self.assertEqual(back.content, reply.content)
+
+
 class EveryCut(unittest.TestCase):
     """Where the network cuts a stream must not matter."""
 
